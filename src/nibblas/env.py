@@ -1,0 +1,40 @@
+"""Environment variables: every one that nibblas reads is read here, and nowhere else.
+
+========================  ===================================================================
+``NIBBLAS_BACKEND``       backend for every call that names none ("cpu", "reference", ...)
+``NIBBLAS_CPU_LEVEL``     instruction level of the CPU backend ("portable", "avx2", ...)
+``NIBBLAS_CACHE_DIR``     folder of compiled kernels, instead of the platform's cache folder
+``NIBBLAS_LOG_LAUNCHES``  "1": every kernel launch is written to stderr before it happens
+========================  ===================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+BACKEND_VARIABLE = "NIBBLAS_BACKEND"
+CPU_LEVEL_VARIABLE = "NIBBLAS_CPU_LEVEL"
+CACHE_DIR_VARIABLE = "NIBBLAS_CACHE_DIR"
+LOG_LAUNCHES_VARIABLE = "NIBBLAS_LOG_LAUNCHES"
+
+
+def forced_backend() -> str | None:
+    """The backend's name from NIBBLAS_BACKEND; None when unset or empty."""
+    return os.environ.get(BACKEND_VARIABLE) or None
+
+
+def forced_cpu_level() -> str | None:
+    """The instruction level's name from NIBBLAS_CPU_LEVEL; None when unset or empty."""
+    return os.environ.get(CPU_LEVEL_VARIABLE) or None
+
+
+def cache_dir() -> Path | None:
+    """The folder from NIBBLAS_CACHE_DIR; None when unset or empty."""
+    folder = os.environ.get(CACHE_DIR_VARIABLE)
+    return Path(folder).expanduser() if folder else None
+
+
+def log_launches() -> bool:
+    """Whether NIBBLAS_LOG_LAUNCHES is "1"."""
+    return os.environ.get(LOG_LAUNCHES_VARIABLE) == "1"
