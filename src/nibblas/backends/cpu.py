@@ -1,0 +1,123 @@
+"""The CPU backend: exact NVFP4 arithmetic in C++ with SIMD, in torch's own thread pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nibblas.backends.base import Operands
+from nibblas.env import forced_cpu_level
+from nibblas.errors import NativeLibraryError
+from nibblas.plan.arch import CpuLevel
+from nibblas.plan.cost import cpu_time
+from nibblas.plan.problem import Problem
+from nibblas.plan.select import Plan
+from nibblas.runtime import cpu_library
+from nibblas.runtime.cpu_library import PROBLEM, SCALE_LAYOUTS, SCALE_STARTS, TYPES
+
+#: Rates of one core by level, measured: lab/cpu/README.md.
+CPU_LEVELS = {
+    "portable": CpuLevel(
+        "portable", {"w4a16": 1.3e9, "w4a4": 1.0e9}, {"w4a16": 6.5e9, "w4a4": 3.5e9}, 1.5e-5, "[C]"
+    ),
+    "avx2": CpuLevel(
+        "avx2", {"w4a16": 9.4e9, "w4a4": 2.1e10}, {"w4a16": 3.8e10, "w4a4": 8.0e10}, 1.5e-5, "[C]"
+    ),
+}
+
+_NOTES = ("one fp32 sum per output in an order of its own: batch-invariant", "weights in place")
+
+
+class CpuBackend:
+    """The native library at its best level, or at the one that NIBBLAS_CPU_LEVEL names."""
+
+    name = "cpu"
+
+    def why_not(self, problem: Problem) -> list[str]:
+        if problem.device != "cpu":
+            return [f"it computes on the CPU, and the tensors are on {problem.device}"]
+        try:
+            cpu_library.load()
+        except NativeLibraryError as error:
+            return [str(error)]
+        return []
+
+    def plan(self, problem: Problem) -> Plan:
+        level = cpu_library.load().choose_level(forced_cpu_level())
+        estimate = cpu_time(problem, CPU_LEVELS[level], torch.get_num_threads())
+        return Plan(self.name, level, estimate, _NOTES)
+
+    def run(self, operands: Sequence[Operands], plan: Plan) -> None:
+        records = [problem_record(product) for product in operands]
+        cpu_library.load().grouped_mm(records, plan.config, torch.get_num_threads())
+
+
+def problem_record(product: Operands) -> bytes:
+    """``NibblasProblem`` of abi.h, section by section in its order."""
+    groups, n, half_k = product.w.shape
+    return PROBLEM.pack(
+        PROBLEM.size,
+        groups,
+        product.x.shape[0],
+        n,
+        2 * half_k,
+        product.max_m,
+        *_token_fields(product),
+        *_weight_fields(product),
+        *_epilogue_fields(product),
+        product.out.data_ptr(),
+        TYPES[product.out.dtype],
+        *product.out.stride(),
+    )
+
+
+def _token_fields(product: Operands) -> tuple[int, ...]:
+    x, scales, x_global = product.x, product.x_scales, product.x_global
+    return (
+        x.data_ptr(),
+        TYPES[x.dtype],
+        x.stride(0) * x.element_size(),
+        _address(scales),
+        SCALE_LAYOUTS[product.x_scale_layout],
+        0 if scales is None else scales.stride(0),
+        SCALE_STARTS[product.x_scale_start],
+        _address(x_global),
+        x_global.stride(0) if x_global is not None and x_global.ndim else 0,
+    )
+
+
+def _weight_fields(product: Operands) -> tuple[int, ...]:
+    w, scales, w_global = product.w, product.w_scales, product.w_global
+    group_stride = w_global.stride(0) if w_global is not None and w_global.ndim else 0
+    segments, segment_stride = 1, 0
+    if w_global is not None and w_global.ndim == 2:
+        segments, segment_stride = w_global.shape[1], w_global.stride(1)
+    return (
+        w.data_ptr(),
+        *w.stride()[:2],
+        scales.data_ptr(),
+        SCALE_LAYOUTS[product.w_scale_layout],
+        *scales.stride()[:2],
+        _address(w_global),
+        group_stride,
+        segments,
+        segment_stride,
+    )
+
+
+def _epilogue_fields(product: Operands) -> tuple[int, ...]:
+    bias = product.bias
+    return (
+        _address(product.offs),
+        _address(product.alpha),
+        _address(product.row_scale),
+        _address(bias),
+        0 if bias is None else TYPES[bias.dtype],
+        bias.stride(0) if bias is not None and bias.ndim == 2 else 0,
+    )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

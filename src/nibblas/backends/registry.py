@@ -1,0 +1,27 @@
+"""Every backend of this build, in the order of preference on a tie."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from nibblas.backends.base import Backend
+from nibblas.errors import bad_value
+
+
+@cache
+def all_backends() -> tuple[Backend, ...]:
+    """The backends; each can say why it cannot take a problem."""
+    from nibblas.backends.cpu import CpuBackend
+    from nibblas.backends.portable import PortableBackend
+    from nibblas.backends.reference import ReferenceBackend
+
+    return (CpuBackend(), PortableBackend(), ReferenceBackend())
+
+
+def get(name: str, *, argument: str = "backend") -> Backend:
+    """The backend of that name; ValueError lists the known names under ``argument``."""
+    for backend in all_backends():
+        if backend.name == name:
+            return backend
+    known = ", ".join(repr(backend.name) for backend in all_backends())
+    raise bad_value(argument, given=repr(name), wanted=f"one of {known}")

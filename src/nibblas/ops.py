@@ -1,0 +1,332 @@
+"""The torch operators: ``torch.ops.nibblas.*``, with fake kernels and a gradient.
+
+They take flat tensors, because an operator's schema knows no NVFP4Array. Shapes and dtypes have
+been checked by the public functions before; the operators check contents, which tracing
+(torch.compile) cannot see, choose a backend and run it.
+
+grouped_mm           packed or masked rows -> a new output; differentiable in x
+grouped_mm_out       the same into ``out``
+grouped_mm_list_out  a list of products into a list of outputs
+grouped_mm_grad_x    the gradient of x
+
+Defined with ``torch.library.Library`` rather than ``custom_op``, which costs several times as much
+a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nibblas import env
+from nibblas.backends.base import Backend, Operands, is_capturing
+from nibblas.backends.reference import tokens_of, weights_of
+from nibblas.backends.selection import choose
+from nibblas.errors import bad_value
+from nibblas.formats.nvfp4 import NVFP4Array
+from nibblas.formats.reference import input_gradient, row_ranges
+from nibblas.formats.scale_layout import ScaleLayout
+from nibblas.plan.problem import Form, GroupShape, Problem, even_rows
+from nibblas.plan.select import Plan
+from nibblas.runtime.bounded import BoundedCache
+from nibblas.validation.memory import check_apart
+from nibblas.validation.offs import (
+    check_masked_m_contents,
+    check_offs_contents,
+    check_packed_scale_rows,
+)
+from nibblas.validation.operands import ACTIVATION_NAMES, OUT_NAMES
+from nibblas.validation.scales import check_scale_contents
+
+_PRODUCT = (
+    "Tensor x, Tensor? x_scales, str x_scale_layout, str x_scale_start, Tensor? x_global, "
+    "Tensor w, Tensor w_scales, str w_scale_layout, Tensor w_global, "
+    "Tensor? offs, int max_m, Tensor? alpha, Tensor? row_scale, Tensor? bias"
+)
+_OPTIONS = "str? backend, bool batch_invariant, str validate"
+_SCHEMAS = (
+    f"grouped_mm({_PRODUCT}, ScalarType out_dtype, {_OPTIONS}) -> Tensor",
+    f"grouped_mm_out({_PRODUCT}, Tensor(a!) out, {_OPTIONS}) -> ()",
+    "grouped_mm_list_out("
+    "Tensor[] x, Tensor[] x_scales, str[] x_scale_layout, Tensor[] x_global, "
+    "Tensor[] w, Tensor[] w_scales, str[] w_scale_layout, Tensor[] w_global, "
+    f"Tensor? alpha, Tensor[] row_scale, Tensor[] bias, Tensor(a!)[] out, {_OPTIONS}) -> ()",
+    "grouped_mm_grad_x(Tensor grad, Tensor w, Tensor w_scales, str w_scale_layout, "
+    "Tensor w_global, Tensor? offs, int max_m, Tensor? alpha, Tensor? row_scale, "
+    "ScalarType dtype) -> Tensor",
+)
+
+_library = torch.library.Library("nibblas", "DEF")
+for _schema in _SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.needs_fixed_stride_order,))
+
+
+def problem_of(
+    operands: Sequence[Operands], form: Form, *, batch_invariant: bool, read_sizes: bool
+) -> Problem:
+    """The planner's view of checked operands.
+
+    Args:
+        read_sizes: take group sizes from CPU offs; else, and for offs on a device, rows are shared
+            out evenly.
+    """
+    first = operands[0]
+    shapes: list[GroupShape] = []
+    rows_known = True
+    for product in operands:
+        if product.offs is not None and not (read_sizes and product.offs.device.type == "cpu"):
+            rows_known = False
+            sizes = even_rows(product.m, product.groups)
+        else:
+            ranges = row_ranges(product.offs, product.m, product.max_m)
+            sizes = tuple(end - begin for _, begin, end in ranges)
+        shapes += [GroupShape(m, product.n, product.k) for m in sizes]
+    present = (("alpha", first.alpha), ("row_scale", first.row_scale), ("bias", first.bias))
+    return Problem(
+        shapes=tuple(shapes),
+        activations="nvfp4" if first.x_scales is not None else ACTIVATION_NAMES[first.x.dtype],
+        out=OUT_NAMES[first.out.dtype],
+        device=first.x.device.type,
+        device_index=first.x.device.index or 0,
+        form=form,
+        rows_known=rows_known,
+        x_scale_layout=first.x_scale_layout,
+        w_scale_layout=first.w_scale_layout,
+        epilogue=tuple(name for name, tensor in present if tensor is not None),
+        batch_invariant=batch_invariant,
+    )
+
+
+def check_contents(operands: Sequence[Operands], validate: str) -> None:
+    """Refuses bad contents: always where they lie on the CPU, elsewhere under "strict" only.
+
+    Raises:
+        ValueError: naming offs, masked_m, x.scales, w.scales, a global scale, or validate itself
+            (strict reading is impossible while a CUDA graph is captured).
+    """
+    strict = validate == "strict"
+    if strict and operands[0].x.device.type == "cuda" and is_capturing():
+        raise bad_value(
+            "validate",
+            given="'strict' during CUDA graph capture",
+            wanted="'default': strict reads contents on the host",
+        )
+    for product in operands:
+        offs = product.offs
+        if offs is not None and (strict or offs.device.type == "cpu"):
+            if product.max_m:
+                check_masked_m_contents(offs, product.max_m)
+            else:
+                check_offs_contents(offs, product.m)
+            if product.x_scales is not None and product.x_scale_layout == "blocked":
+                check_packed_scale_rows(
+                    offs, product.x_scales.shape[0], product.x_scale_start, product.max_m
+                )
+        if strict:
+            _check_scales(product)
+
+
+def _check_scales(product: Operands) -> None:
+    check_scale_contents(weights_of(product), "w")
+    tokens = tokens_of(product)
+    if not isinstance(tokens, Tensor):
+        in_use = torch.zeros(product.m, dtype=torch.bool)
+        for _, begin, end in row_ranges(product.offs, product.m, product.max_m):
+            in_use[begin:end] = True
+        check_scale_contents(tokens, "x", offs=product.offs, rows_in_use=in_use)
+
+
+def _check_memory(operands: Sequence[Operands]) -> None:
+    outs = [product.out for product in operands]
+    for i, product in enumerate(operands):
+        where = f"[{i}]" if len(operands) > 1 else ""
+        inputs = [
+            (f"x{where}", product.x),
+            (f"x{where}.scales", product.x_scales),
+            (f"x{where}.global_scale", product.x_global),
+            (f"w{where}", product.w),
+            (f"w{where}.scales", product.w_scales),
+            (f"w{where}.global_scale", product.w_global),
+            (f"offs{where}", product.offs),
+            ("alpha", product.alpha),
+            (f"row_scale{where}", product.row_scale),
+            (f"bias{where}", product.bias),
+        ]
+        for j, out in enumerate(outs):
+            check_apart(out, inputs, f"out[{j}]" if len(outs) > 1 else "out")
+    for i, out in enumerate(outs):
+        check_apart(out, [(f"out[{j}]", outs[j]) for j in range(i)], f"out[{i}]")
+
+
+def _run(
+    operands: Sequence[Operands],
+    form: Form,
+    backend: str | None,
+    batch_invariant: bool,
+    validate: str,
+) -> None:
+    check_contents(operands, validate)
+    key = (form, backend, batch_invariant, env.forced_backend(), env.forced_cpu_level())
+    shapes = tuple(_plan_key(product) for product in operands)
+    capturing = operands[0].x.is_cuda and is_capturing()
+
+    def plan_anew() -> tuple[Backend, Plan]:
+        problem = problem_of(operands, form, batch_invariant=batch_invariant, read_sizes=False)
+        return choose(problem, backend)
+
+    chosen, plan = _plans.get_or_make((key, shapes, capturing), plan_anew)
+    with torch.no_grad():
+        chosen.run(operands, plan)
+
+
+_plans: BoundedCache[Hashable, tuple[Backend, Plan]] = BoundedCache(1024)
+
+
+def _plan_key(product: Operands) -> Hashable:
+    """What a plan depends on: shapes, types and layouts, never addresses or contents."""
+    return (
+        product.x.shape,
+        product.w.shape,
+        product.x.dtype,
+        product.out.dtype,
+        product.x.device,
+        product.x_scale_layout,
+        product.w_scale_layout,
+        product.max_m,
+    )
+
+
+def _grouped_mm_out(*arguments: Any) -> None:
+    *product, out, backend, batch_invariant, validate = arguments
+    operands = [Operands.of(product, out)]
+    _check_memory(operands)
+    _run(operands, operands[0].form, backend, batch_invariant, validate)
+
+
+def _grouped_mm(*arguments: Any) -> Tensor:
+    *product, out_dtype, backend, batch_invariant, validate = arguments
+    out = _new_out(product, out_dtype)
+    operands = [Operands.of(product, out)]
+    _run(operands, operands[0].form, backend, batch_invariant, validate)
+    return out
+
+
+def _new_out(product: Sequence[Any], out_dtype: torch.dtype) -> Tensor:
+    x, w = product[0], product[5]
+    result: Tensor = x.new_empty((x.shape[0], w.shape[1]), dtype=out_dtype)
+    return result
+
+
+def _fake_grouped_mm(*arguments: Any) -> Tensor:
+    return _new_out(arguments[:-4], arguments[-4])
+
+
+def _fake_nothing(*arguments: Any) -> None:
+    return None
+
+
+def list_operands(
+    x: Sequence[Tensor],
+    x_scales: Sequence[Tensor],
+    x_scale_layout: Sequence[str],
+    x_global: Sequence[Tensor],
+    w: Sequence[Tensor],
+    w_scales: Sequence[Tensor],
+    w_scale_layout: Sequence[str],
+    w_global: Sequence[Tensor],
+    alpha: Tensor | None,
+    row_scale: Sequence[Tensor],
+    bias: Sequence[Tensor],
+    out: Sequence[Tensor],
+) -> list[Operands]:
+    """One Operands per product of the list form; absent lists are empty."""
+    return [
+        Operands(
+            x=x[i],
+            x_scales=x_scales[i] if x_scales else None,
+            x_scale_layout=x_scale_layout[i] if x_scale_layout else "linear",
+            x_scale_start="torch",
+            x_global=x_global[i] if x_global else None,
+            w=w[i][None],
+            w_scales=w_scales[i][None],
+            w_scale_layout=w_scale_layout[i],
+            w_global=w_global[i],
+            offs=None,
+            max_m=0,
+            alpha=None if alpha is None else alpha[i : i + 1],
+            row_scale=row_scale[i] if row_scale else None,
+            bias=bias[i] if bias else None,
+            out=out[i],
+        )
+        for i in range(len(x))
+    ]
+
+
+def _grouped_mm_list_out(*arguments: Any) -> None:
+    *lists, backend, batch_invariant, validate = arguments
+    operands = list_operands(*lists)
+    _check_memory(operands)
+    _run(operands, "list", backend, batch_invariant, validate)
+
+
+def _grouped_mm_grad_x(
+    grad: Tensor,
+    w: Tensor,
+    w_scales: Tensor,
+    w_scale_layout: str,
+    w_global: Tensor,
+    offs: Tensor | None,
+    max_m: int,
+    alpha: Tensor | None,
+    row_scale: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    layout = cast(ScaleLayout, w_scale_layout)
+    weights = NVFP4Array._trusted(w, w_scales, w_global, layout, None)
+    exact = input_gradient(grad, weights, offs, max_m=max_m, alpha=alpha, row_scale=row_scale)
+    return exact.to(dtype)
+
+
+def _fake_grad_x(grad: Tensor, w: Tensor, *rest: Any) -> Tensor:
+    return grad.new_empty((grad.shape[0], 2 * w.shape[2]), dtype=rest[-1])
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x = inputs[0]
+    w, w_scales, w_scale_layout, w_global, offs, max_m, alpha, row_scale = inputs[5:13]
+    ctx.save_for_backward(w, w_scales, w_global, offs, alpha, row_scale)
+    ctx.w_scale_layout, ctx.max_m, ctx.dtype = w_scale_layout, max_m, x.dtype
+    ctx.arguments = len(inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    w, w_scales, w_global, offs, alpha, row_scale = ctx.saved_tensors
+    grad_x = torch.ops.nibblas.grouped_mm_grad_x(
+        grad,
+        w,
+        w_scales,
+        ctx.w_scale_layout,
+        w_global,
+        offs,
+        ctx.max_m,
+        alpha,
+        row_scale,
+        ctx.dtype,
+    )
+    return (grad_x, *[None] * (ctx.arguments - 1))
+
+
+for _name, _kernel, _fake in (
+    ("grouped_mm", _grouped_mm, _fake_grouped_mm),
+    ("grouped_mm_out", _grouped_mm_out, _fake_nothing),
+    ("grouped_mm_list_out", _grouped_mm_list_out, _fake_nothing),
+    ("grouped_mm_grad_x", _grouped_mm_grad_x, _fake_grad_x),
+):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"nibblas::{_name}", _fake, lib=_library)
+torch.library.register_autograd(
+    "nibblas::grouped_mm", _backward, setup_context=_save_for_backward, lib=_library
+)
