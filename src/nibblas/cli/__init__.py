@@ -1,0 +1,1 @@
+"""The ``nibblas`` command: info, explain, check and competition. Needs the ``cli`` extra."""

@@ -1,0 +1,25 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import typer
+
+from nibblas.cli import check, competition, explain, info
+
+HELP = """NVFP4 grouped matrix multiplication: what is here, what runs, and is it right.
+
+Exit codes: 0 all well; 1 a check failed; 2 bad usage or environment; 130 interrupted.
+"""
+
+app = typer.Typer(
+    name="nibblas",
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for _command in (info.info, explain.explain, check.check, competition.competition):
+    app.command()(_command)

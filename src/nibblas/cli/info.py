@@ -1,0 +1,143 @@
+"""``nibblas info``: versions, devices, CPU levels, backends and why one is not there."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import torch
+
+import nibblas
+from nibblas import env
+from nibblas.backends import registry
+from nibblas.backends.base import Backend
+from nibblas.cli.report import Debug, Json, command, print_json
+from nibblas.errors import NativeLibraryError
+from nibblas.plan.problem import Activations, Problem, uniform_shapes
+from nibblas.runtime import cpu_library
+
+_SHAPES = uniform_shapes((16, 1), n=256, k=512)
+"""A plain problem: a backend that refuses it is not usable here."""
+_ACTIVATIONS: tuple[Activations, ...] = ("bf16", "nvfp4")
+
+
+@command
+def info(as_json: Json = False, debug: Debug = False) -> None:
+    """Say what this installation has: versions, devices, CPU levels, backends.
+
+    \b
+    Examples:
+      nibblas info
+      nibblas info --json
+
+    Exit codes: 0 always, unless the environment names a backend or level that does not exist (2).
+    """
+    facts = collect()
+    if as_json:
+        print_json(facts)
+        return
+    lines = list(_lines(facts))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        print(f"{name:<{width}}  {value}")
+
+
+def collect() -> dict[str, Any]:
+    """Everything that the command shows, as plain data."""
+    return {
+        "versions": _versions(),
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "devices": _devices(),
+        "cpu": _cpu(),
+        "backends": [_backend(backend) for backend in registry.all_backends()],
+        "forced_backend": env.forced_backend(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"nibblas": nibblas.__version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "typer", "rich"):
+        found[package] = metadata.version(package)
+    return found
+
+
+def _devices() -> list[dict[str, Any]]:
+    """CUDA devices with their compute capability and memory; empty without a usable driver."""
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "device": f"cuda:{index}",
+                "name": properties.name,
+                "compute_capability": f"{properties.major}.{properties.minor}",
+                "memory_bytes": properties.total_memory,
+                "multiprocessors": properties.multi_processor_count,
+            }
+        )
+    return found
+
+
+def _cpu() -> dict[str, Any]:
+    """The CPU library: its file, its levels here, and the one in use; or why it is not there."""
+    try:
+        library = cpu_library.load()
+    except NativeLibraryError as error:
+        return {"library": None, "problem": str(error), "levels": [], "level": None}
+    forced = env.forced_cpu_level()
+    return {
+        "library": str(library.path),
+        "problem": None,
+        "levels": list(library.levels),
+        "level": library.choose_level(forced),
+        "forced_level": forced,
+    }
+
+
+def _backend(backend: Backend) -> dict[str, Any]:
+    """Whether it takes a plain problem, per precision and kind of device here, and why not."""
+    refused: dict[str, list[str]] = {}
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for activations in _ACTIVATIONS:
+            problem = Problem(_SHAPES, activations, "bf16", device=device)
+            reasons = backend.why_not(problem)
+            if reasons:
+                refused[f"{problem.precision} on {device}"] = reasons
+    return {"name": backend.name, "refused": refused}
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name and text of every line of the plain output."""
+    yield from facts["versions"].items()
+    yield "platform", f"{facts['platform']}, {facts['threads']} torch threads"
+    yield from _device_lines(facts["devices"])
+    yield from _cpu_lines(facts["cpu"])
+    for backend in facts["backends"]:
+        refused = backend["refused"].items()
+        text = "; ".join(f"not {what}: {', '.join(why)}" for what, why in refused)
+        yield f"backend {backend['name']}", text or "takes both precisions on every device here"
+    if facts["forced_backend"]:
+        yield env.BACKEND_VARIABLE, facts["forced_backend"]
+
+
+def _device_lines(devices: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    if not devices:
+        yield "cuda", "no device"
+    for device in devices:
+        gib = device["memory_bytes"] / 2**30
+        yield (
+            device["device"],
+            f"{device['name']}, compute capability {device['compute_capability']}, {gib:.0f} GiB",
+        )
+
+
+def _cpu_lines(cpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if cpu["library"] is None:
+        yield "cpu library", cpu["problem"]
+        return
+    yield "cpu library", cpu["library"]
+    why = f", as {env.CPU_LEVEL_VARIABLE} says" if cpu["forced_level"] else ""
+    yield "cpu levels", f"{', '.join(cpu['levels'])}; in use: {cpu['level']}{why}"

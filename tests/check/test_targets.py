@@ -1,0 +1,80 @@
+"""Where problems run: every CPU level, what is asked for, what the environment says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nibblas import env
+from nibblas.backends import registry
+from nibblas.check.targets import Target, available, forced, one_thread
+from nibblas.errors import NativeLibraryError
+from nibblas.plan.problem import Problem, uniform_shapes
+from nibblas.runtime import cpu_library
+from nibblas.runtime.cpu_library import CpuLibrary
+
+PROBLEM = Problem(uniform_shapes((4,), n=16, k=32), "bf16", "bf16")
+LEVELS = {"portable": 0, "avx2": 1}
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(env.BACKEND_VARIABLE, raising=False)
+    monkeypatch.delenv(env.CPU_LEVEL_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def two_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library with two levels, which is never called."""
+    library = CpuLibrary(Path("none"), LEVELS, None, 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(cpu_library, "load", lambda: library)
+
+
+@pytest.mark.usefixtures("two_levels")
+def test_the_cpu_backend_comes_once_per_level() -> None:
+    assert available(backend="cpu") == (Target("cpu", "portable"), Target("cpu", "avx2"))
+    assert Target("reference") in available()
+
+
+@pytest.mark.usefixtures("two_levels")
+def test_a_level_asked_for_leaves_out_everything_else() -> None:
+    assert available(level="avx2") == (Target("cpu", "avx2"),)
+
+
+@pytest.mark.usefixtures("two_levels")
+def test_the_environment_chooses_backend_and_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.CPU_LEVEL_VARIABLE, "portable")
+    assert Target("cpu", "avx2") not in available()
+    monkeypatch.setenv(env.BACKEND_VARIABLE, "cpu")
+    assert available() == (Target("cpu", "portable"),)
+
+
+@pytest.mark.usefixtures("two_levels")
+def test_a_level_that_does_not_run_here_is_refused() -> None:
+    with pytest.raises(ValueError, match="level: got 'amx'; want a level that runs here: portable"):
+        available(level="amx")
+
+
+def test_a_missing_library_leaves_a_target_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> CpuLibrary:
+        raise NativeLibraryError("not installed")
+
+    monkeypatch.setattr(cpu_library, "load", load)
+    assert available(backend="cpu") == (Target("cpu"),)
+
+
+@pytest.mark.usefixtures("two_levels")
+def test_forced_plans_for_the_level_and_only_inside() -> None:
+    backend = registry.get("cpu")
+    with forced(Target("cpu", "portable")):
+        assert backend.plan(PROBLEM).config == "portable"
+    assert backend.plan(PROBLEM).config == "avx2"
+
+
+def test_one_thread_is_undone() -> None:
+    threads = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
