@@ -80,7 +80,8 @@ def test_float16_rounding_happens_once() -> None:
     with np.errstate(over="ignore", under="ignore"):
         want = values.astype(np.float16)
     assert np.array_equal(got.view(np.uint16), want.view(np.uint16))
-    assert round_once(torch.tensor([float("nan")], dtype=torch.float64), torch.float16).isnan().all()
+    nan = torch.tensor([float("nan")], dtype=torch.float64)
+    assert round_once(nan, torch.float16).isnan().all()
 
 
 def test_the_right_output_is_bit_exact() -> None:

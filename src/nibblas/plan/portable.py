@@ -113,6 +113,7 @@ class PortableConfig:
         return "\n".join(
             [
                 f"#define NIBBLAS_CONFIG_BF16 {int(self.activations == 'bf16')}",
+                f"#define NIBBLAS_CONFIG_ALIGNED {int(self.aligned)}",
                 "namespace nibblas {",
                 "struct Config {",
                 *lines,
@@ -146,7 +147,7 @@ def config_for(
         tokens,
         stage_k=256 if tokens <= 16 else 128,
         stages=4 if target in LARGE_SHARED_TARGETS else 3,
-        ctas_per_sm=2 if two_ctas else 1,
+        ctas_per_sm=2 if two_ctas and tokens <= 16 else 1,  # 64 tokens' sums need the registers
         aligned=aligned,
         built_for=target,
     )

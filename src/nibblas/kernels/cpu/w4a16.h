@@ -54,6 +54,7 @@ class W4A16 {
     for (i64 r = 0; r < tile.rows; ++r) {
       float scales[kChunkBlocks];
       load_scales(tile.row + r, k, scales);
+      prefetch_weights(group_, tile.row + r, k, kChunk);
       decode_row(group_.w + (tile.row + r) * group_.w_row_bytes + k.begin / 2, k.count, scales,
                  panel_row(r));
     }

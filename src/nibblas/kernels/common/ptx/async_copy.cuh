@@ -1,0 +1,42 @@
+// Asynchronous copies from global to shared memory, sm_80 and newer; one function per instruction.
+// `to` is an address of shared memory (address.cuh). PTX ISA, "Data Movement and Conversion
+// Instructions: cp.async".
+#pragma once
+
+#include "../types.h"
+
+namespace nibblas::ptx {
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async
+// Copies 16 bytes past L1; bytes from `valid` on are zero and are not read.
+static __device__ __forceinline__ void cp_async_16(u32 to, const void* from, u32 valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
+               : "memory");
+}
+
+// Copies 8 bytes through L1, or writes zeros when `valid` is 0.
+static __device__ __forceinline__ void cp_async_8(u32 to, const void* from, u32 valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid)
+               : "memory");
+}
+
+// Copies 4 bytes through L1, or writes zeros when `valid` is 0.
+static __device__ __forceinline__ void cp_async_4(u32 to, const void* from, u32 valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid)
+               : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-commit-group
+// Makes the thread's copies since the last call one group, which may be empty.
+static __device__ __forceinline__ void cp_async_commit_group() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-wait-group
+// Waits until at most kPending of the thread's latest groups are unfinished.
+template <u32 kPending>
+static __device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace nibblas::ptx

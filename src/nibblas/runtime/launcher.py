@@ -1,0 +1,74 @@
+"""The warm path: ``cuLaunchKernelEx`` through ctypes, on structures that live as long as a thread.
+
+The structures are CUlaunchConfig and CUlaunchAttribute of the CUDA Driver API ("Execution Control"
+and "Data types"). The driver copies the parameters before a launch returns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from ctypes import c_char_p, c_int, c_void_p
+from functools import lru_cache
+
+from nibblas.runtime.driver import Dim3, LaunchSpec
+
+LAUNCH_CONFIG = struct.Struct("@7I4xQQI4x")
+"""CUlaunchConfig: grid x, y, z, block x, y, z, shared bytes, queue, attributes, their number."""
+
+LAUNCH_ATTRIBUTE = struct.Struct("@I4x3I52x")
+"""CUlaunchAttribute: its id, and the three words in use of a union of 64 bytes."""
+
+CLUSTER_DIMENSION = 4
+PROGRAMMATIC_SERIALIZATION = 6
+
+_LAUNCH = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_void_p)
+
+
+class _Structures(threading.local):
+    """What one thread's launch reads; the interpreter lock is free while it does."""
+
+    def __init__(self) -> None:
+        self.config = ctypes.create_string_buffer(LAUNCH_CONFIG.size)
+        self.config_address = ctypes.addressof(self.config)
+        self.parameters = (c_char_p * 1)()
+        self.parameters_address = ctypes.addressof(self.parameters)
+
+
+class Launcher:
+    """Launches kernels through the function at an address, which is ``cuLaunchKernelEx``."""
+
+    def __init__(self, launch_kernel_ex: int) -> None:
+        self._launch: Callable[..., int] = _LAUNCH(launch_kernel_ex)
+        self._structures = _Structures()
+
+    def launch(self, spec: LaunchSpec) -> int:
+        """The CUresult; the function's context must be current."""
+        mine = self._structures
+        attributes, count, _ = _attributes(spec.cluster, spec.programmatic)
+        LAUNCH_CONFIG.pack_into(
+            mine.config,
+            0,
+            *spec.grid,
+            *spec.block,
+            spec.shared_bytes,
+            spec.queue,
+            attributes,
+            count,
+        )
+        mine.parameters[0] = spec.parameters
+        return self._launch(mine.config_address, spec.function, mine.parameters_address, None)
+
+
+@lru_cache(maxsize=64)
+def _attributes(cluster: Dim3, programmatic: bool) -> tuple[int, int, ctypes.Array[ctypes.c_char]]:
+    """(address, number, storage) of the attributes, which are never written again."""
+    packed = []
+    if cluster != (1, 1, 1):
+        packed.append(LAUNCH_ATTRIBUTE.pack(CLUSTER_DIMENSION, *cluster))
+    if programmatic:
+        packed.append(LAUNCH_ATTRIBUTE.pack(PROGRAMMATIC_SERIALIZATION, 1, 0, 0))
+    storage = ctypes.create_string_buffer(b"".join(packed))
+    return ctypes.addressof(storage), len(packed), storage

@@ -1,0 +1,1 @@
+extern "C" __global__ void broken(float* out) { out[0] = undeclared; }

@@ -1,0 +1,62 @@
+"""The bounded cache."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+
+from nibblas.runtime.bounded import BoundedCache
+
+
+def test_never_holds_more_than_its_size() -> None:
+    cache: BoundedCache[int, int] = BoundedCache(4)
+    for key in range(100):
+        assert cache.get_or_make(key, partial(pow, key, 2)) == key * key
+        assert len(cache) <= 4
+
+
+def test_the_value_asked_for_longest_ago_goes_first() -> None:
+    cache: BoundedCache[str, str] = BoundedCache(2)
+    made: list[str] = []
+
+    def make(key: str) -> str:
+        made.append(key)
+        return key
+
+    for key in ("a", "b", "a", "c", "a", "b"):
+        cache.get_or_make(key, partial(make, key))
+    assert made == ["a", "b", "c", "b"]
+
+
+def test_a_value_that_cannot_be_made_is_not_kept() -> None:
+    cache: BoundedCache[str, int] = BoundedCache(2)
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_make("key", lambda: 1 // 0)
+    assert cache.get_or_make("key", lambda: 3) == 3
+
+
+def test_threads_share_one_value() -> None:
+    cache: BoundedCache[int, object] = BoundedCache(8)
+    start = threading.Barrier(8)
+    found: list[object] = []
+
+    def ask() -> None:
+        start.wait()
+        for _ in range(200):
+            for key in range(4):
+                cache.get_or_make(key, object)
+        found.append(cache.get_or_make(0, object))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1 and len(cache) == 4
+
+
+def test_size_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="maxsize: got 0"):
+        BoundedCache(0)
