@@ -1,6 +1,6 @@
 // Prints what one core of this machine can do: fp32 FMA, int8 block dots from registers and from
-// L1, and DRAM reads. Build and run: g++ -O3 -march=native -pthread peaks.cpp -o /tmp/peaks &&
-// /tmp/peaks
+// L1, and DRAM reads.
+//   g++ -O3 -march=native -pthread lab/cpu/peaks.cpp -o peaks && ./peaks
 #include <immintrin.h>
 
 #include <chrono>

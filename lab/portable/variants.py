@@ -1,4 +1,4 @@
-"""Times configurations of the portable kernel against each other on D1 and D2, compiled on the spot.
+"""Times configurations of the portable kernel against each other on D1 and D2, compiled there.
 
 Usage: python lab/portable/variants.py [OUT.jsonl]
 """

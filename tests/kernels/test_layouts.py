@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,28 @@ def test_shared_weights_through_a_zero_stride(run: Run, level: str) -> None:
     single = replace(twice.operands, x=one.x, w=one.w[:1], w_scales=one.w_scales[:1])
     run(single, level)
     assert (shared.out == single.out).all()
+
+
+def far_apart(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its first dimension's entries 2^31 elements and more apart.
+
+    Nothing but the pages of those entries is ever touched.
+    """
+    stride = 2**31 + 64
+    buffer = torch.empty(stride * (tensor.shape[0] - 1) + tensor[0].numel(), dtype=tensor.dtype)
+    return buffer.as_strided(tensor.shape, (stride, *tensor.stride()[1:])).copy_(tensor)
+
+
+@pytest.mark.parametrize("tokens", ["bf16", "nvfp4"])
+def test_strides_beyond_2_to_the_31(run: Run, level: str, tokens: str) -> None:
+    spec = Spec(rows=(1, 1), tokens=tokens, out="bf16")
+    near = build(spec).operands
+    run(near, level)
+    scales = far_apart(near.w_scales.view(torch.uint8)).view(torch.float8_e4m3fn)
+    out = far_apart(torch.zeros_like(near.out))
+    far = replace(near, x=far_apart(near.x), w=far_apart(near.w), w_scales=scales, out=out)
+    run(far, level)
+    assert torch.equal(near.out, far.out)
 
 
 SPECS = st.builds(

@@ -140,6 +140,39 @@ def test_unsupported_level_is_refused(library: CpuLibrary) -> None:
     assert b"level" in library.native.nibblas_cpu_status_text(status)
 
 
+OUT_OF_MEMORY = """
+import resource, torch
+from nibblas.backends.base import Operands
+from nibblas.backends.cpu import problem_record
+from nibblas.runtime import cpu_library
+k = 2**22
+scales = torch.zeros(1, 1, k // 16, dtype=torch.uint8).view(torch.float8_e4m3fn)
+operands = Operands(
+    x=torch.zeros(1, k, dtype=torch.bfloat16).expand(96, k), x_scales=None,
+    x_scale_layout="linear", x_scale_start="torch", x_global=None,
+    w=torch.zeros(1, 1, k // 2, dtype=torch.uint8), w_scales=scales, w_scale_layout="linear",
+    w_global=None, offs=None, max_m=0, alpha=None, row_scale=None, bias=None,
+    out=torch.zeros(96, 1),
+)
+library = cpu_library.load()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+try:
+    library.grouped_mm([problem_record(operands)], "portable", 1)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits and reads memory the Linux way")
+def test_no_memory_for_scratch_is_an_error_and_no_crash(library: CpuLibrary) -> None:
+    """96 tokens of K = 2^22 want 1.6 GB of scratch, and 256 MiB are allowed."""
+    result = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, timeout=120
+    )
+    assert result.stdout.startswith("NativeLibraryError out of memory"), result.stderr
+
+
 def test_no_products(library: CpuLibrary) -> None:
     library.grouped_mm([], "portable", 2)
 

@@ -10,22 +10,12 @@ from torch import Tensor
 from nibblas.backends.base import Operands
 from nibblas.env import forced_cpu_level
 from nibblas.errors import NativeLibraryError
-from nibblas.plan.arch import CpuLevel
+from nibblas.plan.arch import CPU_LEVELS
 from nibblas.plan.cost import cpu_time
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime import cpu_library
 from nibblas.runtime.cpu_library import PROBLEM, SCALE_LAYOUTS, SCALE_STARTS, TYPES
-
-#: Rates of one core by level, measured: lab/cpu/README.md.
-CPU_LEVELS = {
-    "portable": CpuLevel(
-        "portable", {"w4a16": 1.3e9, "w4a4": 1.0e9}, {"w4a16": 6.5e9, "w4a4": 3.5e9}, 1.5e-5, "[C]"
-    ),
-    "avx2": CpuLevel(
-        "avx2", {"w4a16": 9.4e9, "w4a4": 2.1e10}, {"w4a16": 3.8e10, "w4a4": 8.0e10}, 1.5e-5, "[C]"
-    ),
-}
 
 _NOTES = ("one fp32 sum per output in an order of its own: batch-invariant", "weights in place")
 

@@ -63,8 +63,16 @@ GPUS: Mapping[str, GpuArch] = MappingProxyType(
     }
 )
 
-#: DRAM bandwidth that one core, and the whole socket share of a small machine, can read. [C]
-CPU_READ_BYTES_PER_S_PER_THREAD = 12.0e9
+#: What one core reads from DRAM. [C]
+CPU_READ_BYTES_PER_S_PER_THREAD = 9.6e9
+
+#: The CPU library's levels, one core each. [C]; ``fixed_s`` is assumed.
+CPU_LEVELS: Mapping[str, CpuLevel] = MappingProxyType(
+    {
+        "portable": CpuLevel("portable", _rates(1.3e9, 7.8e8), _rates(6.5e9, 4.0e9), 1.5e-5, "[C]"),
+        "avx2": CpuLevel("avx2", _rates(8.7e9, 2.1e10), _rates(3.8e10, 7.9e10), 1.5e-5, "[C]"),
+    }
+)
 
 #: The plain torch path: float64 arithmetic through torch's matmul, one core. [C]
 REFERENCE = CpuLevel("reference", _rates(2.0e8, 2.0e8), _rates(1.2e10, 1.2e10), 2.0e-4, "[C]")

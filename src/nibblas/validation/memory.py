@@ -11,10 +11,12 @@ from nibblas.errors import bad_value
 
 def byte_span(t: Tensor) -> tuple[int, int]:
     """First byte and one past the last byte that a tensor with non-negative strides can touch."""
-    if t.numel() == 0:
-        return t.data_ptr(), t.data_ptr()
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+    begin, elements = t.data_ptr(), t.numel()
+    if elements and not t.is_contiguous():
+        elements = 1
+        for size, stride in zip(t.shape, t.stride(), strict=True):
+            elements += (size - 1) * stride
+    return begin, begin + elements * t.element_size()
 
 
 def check_no_self_overlap(out: Tensor, name: str = "out") -> None:

@@ -51,26 +51,25 @@ class W4A16 {
 
   // Fills the panel, [rows / 4][K / 16][even, odd][4 rows][8 values].
   void decode_weights(const Tile& tile, KRange k) {
-    for (i64 r = 0; r < tile.rows; ++r) {
+    for (i64 r = 0; r < round_up(tile.rows, kOctet); ++r) {
+      const i64 row = tile.row + min_of(r, tile.rows - 1);  // the last row again fills an octet
       float scales[kChunkBlocks];
-      load_scales(tile.row + r, k, scales);
-      prefetch_weights(group_, tile.row + r, k, kChunk);
-      decode_row(group_.w + (tile.row + r) * group_.w_row_bytes + k.begin / 2, k.count, scales,
-                 panel_row(r));
+      load_scales(row, k, scales);
+      decode_row(group_.w + row * group_.w_row_bytes + k.begin / 2, k.count, scales, panel_row(r));
     }
-    zero_rest_of_quad(tile.rows, k);
   }
 
   void multiply(const Tile& tile, KRange k, float* accumulators) const {
-    if (tile.tokens == 1) return multiply_tokens<8, 1>(tile.rows, 0, k, accumulators);
+    if (tile.tokens == 1) return multiply_tokens<kOctet, 1>(tile.rows, 0, k, accumulators);
     i64 t = 0;
-    for (; t + 3 <= tile.tokens; t += 3) multiply_tokens<4, 3>(tile.rows, t, k, accumulators);
-    if (tile.tokens - t == 2) multiply_tokens<4, 2>(tile.rows, t, k, accumulators);
-    if (tile.tokens - t == 1) multiply_tokens<4, 1>(tile.rows, t, k, accumulators);
+    for (; t + 3 <= tile.tokens; t += 3) multiply_tokens<kQuad, 3>(tile.rows, t, k, accumulators);
+    if (tile.tokens - t == 2) multiply_tokens<kQuad, 2>(tile.rows, t, k, accumulators);
+    if (tile.tokens - t == 1) multiply_tokens<kQuad, 1>(tile.rows, t, k, accumulators);
   }
 
  private:
-  static constexpr i64 kQuad = 4;  // rows interleaved in the panel
+  static constexpr i64 kQuad = 4;   // rows interleaved in the panel, and of a micro-kernel
+  static constexpr i64 kOctet = 8;  // rows of the micro-kernel for one token: as many FMA chains
   static constexpr i64 kBlockFloats = kQuad * kScaleBlock;
   static constexpr i64 kChunkBlocks = kChunk / kScaleBlock;
   static constexpr i64 kUnpacked = 64;  // values unpacked at a time
@@ -110,17 +109,6 @@ class W4A16 {
       const typename V::F32 scale = V::broadcast(scales[b]);
       V::store(to, V::multiply(even[b], scale));
       V::store(to + kQuad * kLanes, V::multiply(odd[b], scale));
-    }
-  }
-
-  // The micro-kernel takes whole quads; rows that do not exist multiply as zero.
-  void zero_rest_of_quad(i64 rows, KRange k) const {
-    for (i64 r = rows; r < round_up(rows, kQuad); ++r) {
-      float* to = panel_row(r);
-      for (i64 b = 0; b < k.count / kScaleBlock; ++b, to += kBlockFloats) {
-        V::store(to, V::zero());
-        V::store(to + kQuad * kLanes, V::zero());
-      }
     }
   }
 

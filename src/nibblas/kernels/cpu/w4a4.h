@@ -67,7 +67,6 @@ class W4A4 {
       const i64 row = tile.row + min_of(r, tile.rows - 1);  // the last row again fills an octet
       const u8* codes = group_.w + row * group_.w_row_bytes;
       const ScaleBytes scales = load_scales(group_.w_scales, row, k);
-      prefetch_weights(group_, row, k, kChunk);
       for (i64 s = 0; s < steps_in(k); ++s) {
         WeightStep& step = octet(r)[s * kLanes + r % kLanes];
         unpack(codes, k.begin + s * kStep, kDotTables.weights, reinterpret_cast<u8*>(step.codes));
