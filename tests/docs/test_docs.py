@@ -31,7 +31,12 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TAGS = {"", "c", "cpp", "python", "sh", "text", "toml"}
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 
 class Block(NamedTuple):
@@ -60,6 +65,10 @@ def run_block(block: Block, page: Path, names: dict[str, object]) -> None:
     assert result.failed == 0, f"{title}: see the captured output"
 
 
+def python_blocks_of(page: Path) -> list[Block]:
+    return [block for block in blocks_of(page) if block.tag == "python"]
+
+
 @pytest.fixture(autouse=True)
 def _plain_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No forced backend, a fixed seed, and an empty folder to write into."""
@@ -79,13 +88,10 @@ def _short_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_short_benchmark")
-@each_page
+@pytest.mark.parametrize("page", [page for page in PAGES if python_blocks_of(page)], ids=page_name)
 def test_python_blocks_run_and_give_what_they_show(page: Path) -> None:
-    blocks = [block for block in blocks_of(page) if block.tag == "python"]
-    if not blocks:
-        pytest.skip("no Python on this page")
     names: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks:
+    for block in python_blocks_of(page):
         run_block(block, page, names)
 
 
