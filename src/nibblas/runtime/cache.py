@@ -21,8 +21,6 @@ from importlib import import_module
 from pathlib import Path
 
 from nibblas import env
-from nibblas.errors import NativeLibraryError
-from nibblas.runtime import INSTALL_HINT
 from nibblas.runtime.bounded import BoundedCache
 from nibblas.runtime.compile import (
     OPTIONS,
@@ -147,15 +145,18 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @cache
 def default_cache() -> CubinCache:
-    """The process's cache: NIBBLAS_CACHE_DIR, or the platform's folder for caches."""
+    """The process's cache: NIBBLAS_CACHE_DIR, or the platform's folder for caches.
+
+    Without platformdirs to name that folder, cubins stay in memory: shipped ones need no folder.
+    """
     return CubinCache(env.cache_dir() or _platform_folder())
 
 
-def _platform_folder() -> Path:
+def _platform_folder() -> Path | None:
     try:
         folder: Path = import_module("platformdirs").user_cache_path("nibblas", appauthor=False)
-    except ImportError as error:
-        raise NativeLibraryError(f"the kernel cache needs platformdirs: {INSTALL_HINT}") from error
+    except ImportError:
+        return None
     return folder
 
 

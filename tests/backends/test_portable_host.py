@@ -1,0 +1,172 @@
+"""The portable backend's host side on the recording driver: launches, parameters, nothing else."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from nibblas.backends.base import Operands
+from nibblas.backends.portable import PortableBackend, common_alignment, params_of
+from nibblas.errors import NativeLibraryError
+from nibblas.plan.portable import PARAMS_BYTES, all_configs, choose_config, config_for
+from nibblas.plan.problem import Problem, even_rows, uniform_shapes
+from nibblas.runtime.compile import compiler_version
+from nibblas.runtime.driver import use_driver
+from nibblas.runtime.recording import RecordingDriver
+
+BACKEND = PortableBackend()
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[RecordingDriver]:
+    """A Hopper that records; the kernels that it loads are compiled here."""
+    try:
+        compiler_version()
+    except NativeLibraryError as error:
+        pytest.skip(str(error))
+    recorder = RecordingDriver(compute_capability=(9, 0), sms=132)
+    with use_driver(recorder):
+        yield recorder
+
+
+def operands(*, groups: int = 4, rows: int = 10, n: int = 300, k: int = 512) -> Operands:
+    return Operands(
+        x=torch.zeros(rows, k, dtype=torch.float16),
+        x_scales=None,
+        x_scale_layout="linear",
+        x_scale_start="torch",
+        x_global=None,
+        w=torch.zeros(groups, n, k // 2, dtype=torch.uint8),
+        w_scales=torch.zeros(groups, n, k // 16, dtype=torch.uint8),
+        w_scale_layout="linear",
+        w_global=torch.ones(groups, 3),
+        offs=torch.zeros(groups, dtype=torch.int32),
+        max_m=0,
+        alpha=torch.ones(groups),
+        row_scale=None,
+        bias=torch.zeros(n, dtype=torch.bfloat16),
+        out=torch.zeros(rows, n),
+    )
+
+
+def problem_of(product: Operands, device: str = "cuda") -> Problem:
+    rows = even_rows(product.m, product.groups)
+    shapes = uniform_shapes(rows, product.n, product.k)
+    return Problem(shapes, "fp16", "fp32", device=device, rows_known=False)
+
+
+def test_a_warm_call_is_one_launch_and_nothing_else(driver: RecordingDriver) -> None:
+    product = operands()
+    plan = BACKEND.plan(problem_of(product))
+    BACKEND.run([product], plan)
+    driver.clear()
+    BACKEND.run([product], plan)
+    assert [event.call for event in driver.events] == ["launch"]
+    (launch,) = driver.launches
+    assert launch.grid == (12, 1, 1)  # 4 groups of 3 tiles of 128 rows; the device holds more
+    assert launch.block == (256, 1, 1)
+    assert launch.shared_bytes == plan.config.shared_bytes
+    assert launch.queue == driver.queue
+    assert len(launch.parameters) == PARAMS_BYTES
+
+
+def test_the_grid_fills_the_device_and_no_more(driver: RecordingDriver) -> None:
+    product = operands(groups=16, n=4096)
+    plan = BACKEND.plan(problem_of(product))
+    BACKEND.run([product], plan)
+    assert driver.launches[-1].grid == (132 * plan.config.ctas_per_sm, 1, 1)
+
+
+def test_parameters_hold_the_tensors_own_addresses() -> None:
+    product = operands()
+    words = struct.unpack("=38q", params_of(product))
+    tensors = ("x", "w", "w_scales", "offs", "w_global", "alpha", "bias", "out")
+    for name in tensors:
+        assert getattr(product, name).data_ptr() in words, name
+    assert words[18 + 1 : 18 + 6] == (4, 10, 300, 512, 0)  # groups, rows, n, k, max_m
+    assert words[26:30] == (product.w_global.data_ptr(), 3, 1, 100)  # strides, segment columns
+
+
+def test_no_rows_launch_nothing(driver: RecordingDriver) -> None:
+    product = operands(rows=0)
+    plan = BACKEND.plan(problem_of(product))
+    driver.clear()
+    BACKEND.run([product], plan)
+    assert not driver.launches
+
+
+def test_a_list_is_one_launch_each(driver: RecordingDriver) -> None:
+    products = [operands(groups=1, n=n) for n in (100, 200)]
+    products = [replace(p, offs=None, w_global=None) for p in products]
+    plan = BACKEND.plan(problem_of(products[0]))
+    driver.clear()
+    BACKEND.run(products, plan)
+    assert [launch.grid[0] for launch in driver.launches] == [1, 2]
+
+
+@pytest.mark.parametrize("part", ["x", "w", "w_scales"])
+def test_unaligned_rows_take_the_variant_for_any_rows(driver: RecordingDriver, part: str) -> None:
+    product = operands()
+    plan = BACKEND.plan(problem_of(product))
+    tensor = getattr(product, part)
+    shifted = torch.zeros((*tensor.shape[:-1], tensor.shape[-1] + 1), dtype=tensor.dtype)[..., 1:]
+    driver.clear()
+    BACKEND.run([product], plan)
+    changes: Any = {part: shifted}
+    BACKEND.run([replace(product, **changes)], plan)
+    aligned, other = driver.launches
+    assert aligned.function != other.function
+
+
+def test_k_inside_a_stage_is_planned_for_any_rows() -> None:
+    assert choose_config(problem_of(operands(k=512)), "sm_90a").aligned
+    assert not choose_config(problem_of(operands(k=528)), "sm_90a").aligned
+
+
+def test_many_tokens_a_group_take_wider_blocks() -> None:
+    assert choose_config(problem_of(operands(rows=40)), "sm_90a").tokens == 16
+    assert choose_config(problem_of(operands(rows=4000)), "sm_90a").tokens == 64
+
+
+def test_every_chosen_configuration_is_one_that_is_prebuilt() -> None:
+    prebuilt = all_configs()
+    assert len(set(prebuilt)) == len(prebuilt)
+    for rows, k in ((1, 256), (1, 272), (9999, 256), (9999, 16)):
+        assert choose_config(problem_of(operands(rows=rows, k=k)), "sm_120f") in prebuilt
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100f", "sm_120f"])
+@pytest.mark.parametrize("tokens", [16, 64])
+def test_shared_memory_fits_the_target(target: str, tokens: int) -> None:
+    block, multiprocessor = {
+        "sm_80": (163, 164),
+        "sm_86": (99, 100),
+        "sm_89": (99, 100),
+        "sm_90a": (227, 228),
+        "sm_100f": (227, 228),
+        "sm_120f": (99, 100),
+    }[target]
+    for kind in ("fp16", "bf16", "nvfp4"):
+        config = config_for(kind, tokens, target, aligned=True)
+        assert config.shared_bytes <= block * 1024
+        assert config.ctas_per_sm * (config.shared_bytes + 1024) <= multiprocessor * 1024
+
+
+def test_refuses_other_devices_and_old_gpus(driver: RecordingDriver) -> None:
+    assert BACKEND.why_not(problem_of(operands())) == []
+    assert "the tensors are on cpu" in BACKEND.why_not(problem_of(operands(), "cpu"))[0]
+    with use_driver(RecordingDriver(compute_capability=(7, 5))):
+        assert "capability 7.5" in BACKEND.why_not(problem_of(operands()))[0]
+
+
+def test_common_alignment() -> None:
+    assert common_alignment(0, 32, 48) == 16
+    assert common_alignment(16, 8) == 8
+    assert common_alignment(16, 12) == 4
+    assert common_alignment(16, 2) == 1
+    assert common_alignment(16, 7) == 1
