@@ -12,7 +12,7 @@ from nibblas import calls, ops
 from nibblas.backends.base import Operands
 from nibblas.backends.selection import Explanation, explain_problem
 from nibblas.calls import Epilogue, Options
-from nibblas.errors import bad_type, bad_value
+from nibblas.errors import bad_type, bad_value, renamed
 from nibblas.formats.nvfp4 import NVFP4Array
 from nibblas.plan.problem import Form
 from nibblas.validation.operands import check_out
@@ -119,18 +119,14 @@ def grouped_mm_masked(
     dtype = calls.out_dtype_of(x, out, out_dtype)
     shape = (x.shape[0], x.shape[1], w.rows)
     if out is None:
-        if x.shape[1] == 0:
-            calls.check_no_rows(masked_m)
-            return torch.empty(shape, dtype=dtype, device=x.device)
-        y: Tensor = torch.ops.nibblas.grouped_mm(*product, dtype, *options.arguments)
+        with renamed({"offs": "masked_m"}):
+            y: Tensor = torch.ops.nibblas.grouped_mm(*product, dtype, *options.arguments)
         return y.view(shape)
     check_out(out, shape, dtype=dtype, device=x.device)
     if not out.is_contiguous():
         raise bad_value("out", given=f"strides {out.stride()}", wanted="a contiguous tensor")
     calls.refuse_gradient(x, "x")
-    if x.shape[1] == 0:
-        calls.check_no_rows(masked_m)
-    else:
+    with renamed({"offs": "masked_m"}):
         torch.ops.nibblas.grouped_mm_out(*product, out.flatten(0, 1), *options.arguments)
     return out
 
@@ -215,7 +211,7 @@ def explain(
     else:
         operands = [_row_operands(x, w, offs, options, out_dtype, Epilogue(**factors))]
         form = operands[0].form
-    ops.check_contents(operands, options.validate)
+    ops.check_contents(operands, form, options.validate)
     problem = ops.problem_of(operands, form, batch_invariant=batch_invariant, read_sizes=True)
     return explain_problem(problem, backend)
 

@@ -17,7 +17,7 @@ from nibblas.backends import registry
 from nibblas.errors import bad_type, bad_value
 from nibblas.formats.nvfp4 import NVFP4Array
 from nibblas.validation import operands as check
-from nibblas.validation.offs import check_masked_m_contents, check_offs_metadata
+from nibblas.validation.offs import check_offs_metadata
 
 PRECISIONS = ("w4a16", "w4a4")
 VALIDATE_MODES = ("default", "strict")
@@ -108,7 +108,7 @@ def masked_product(
     flat = Epilogue(epilogue.alpha, row_scale, epilogue.bias)
     shape = (groups, groups * max_m, w.rows)
     check.check_epilogue(flat.alpha, flat.row_scale, flat.bias, shape=shape, device=x.device)
-    return _product(x, w, masked_m, flat, max_m=max_m)
+    return _product(x, w, masked_m, flat, masked=True)
 
 
 def list_product(
@@ -121,9 +121,10 @@ def list_product(
 ) -> tuple[Any, ...]:
     """Checks the list form; returns the list operator's arguments before ``out``."""
     _check_lists(a, b, row_scale=row_scale, bias=bias)
+    for i, x in enumerate(a):
+        check.check_tokens(x, f"a[{i}]")
     device = a[0].device
     for i, (x, w) in enumerate(zip(a, b, strict=True)):
-        check.check_tokens(x, f"a[{i}]")
         check.check_weights(w, f"b[{i}]", ndim=2)
         check.check_contraction(x, w, (f"a[{i}]", f"b[{i}]"))
         check.check_packed_scales(x, 1, f"a[{i}]")
@@ -175,25 +176,23 @@ def refuse_gradient(x: Tensor | NVFP4Array, name: str) -> None:
         )
 
 
-def check_no_rows(masked_m: Tensor) -> None:
-    """Refuses rows in use of a masked x that has none; there is nothing to run then."""
-    if masked_m.device.type == "cpu":
-        check_masked_m_contents(masked_m, 0)
-
-
 def _product(
-    x: Tensor | NVFP4Array, w: NVFP4Array, offs: Tensor, epilogue: Epilogue, max_m: int = 0
+    x: Tensor | NVFP4Array, w: NVFP4Array, offs: Tensor, epilogue: Epilogue, masked: bool = False
 ) -> tuple[Any, ...]:
-    """The operators' product arguments, in the order of ``backends.base.Operands``."""
+    """The operators' product arguments, in the order of ``backends.base.Operands``.
+
+    A masked x without rows is a packed one without rows.
+    """
+    max_m = x.shape[1] if masked else 0
     tokens: tuple[Any, ...]
     if isinstance(x, NVFP4Array):
         start = "stacked" if max_m else (x.group_start or "torch")
         codes, scales = x.codes, _scale_bytes(x)
-        if max_m:
+        if masked:
             codes, scales = codes.flatten(0, 1), scales.flatten(0, 1)
         tokens = (codes, scales, x.scale_layout, start, x.global_scale)
     else:
-        tokens = (x.flatten(0, 1) if max_m else x, None, "linear", "torch", None)
+        tokens = (x.flatten(0, 1) if masked else x, None, "linear", "torch", None)
     weights = (w.codes, _scale_bytes(w), w.scale_layout, w.global_scale)
     return (*tokens, *weights, offs, max_m, epilogue.alpha, epilogue.row_scale, epilogue.bias)
 

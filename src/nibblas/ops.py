@@ -23,19 +23,21 @@ from torch import Tensor
 
 from nibblas import env
 from nibblas.backends.base import Backend, Operands, is_capturing
-from nibblas.backends.reference import tokens_of, weights_of
+from nibblas.backends.reference import checked_tokens, tokens_of, weights_of
 from nibblas.backends.selection import choose
-from nibblas.errors import bad_value
+from nibblas.errors import bad_value, renamed
 from nibblas.formats.nvfp4 import NVFP4Array
 from nibblas.formats.reference import input_gradient, row_ranges
 from nibblas.formats.scale_layout import ScaleLayout
 from nibblas.plan.problem import Form, GroupShape, Problem, even_rows
 from nibblas.plan.select import Plan
 from nibblas.runtime.bounded import BoundedCache
+from nibblas.validation import operands as check
 from nibblas.validation.memory import check_apart
 from nibblas.validation.offs import (
     check_masked_m_contents,
     check_offs_contents,
+    check_offs_metadata,
     check_packed_scale_rows,
 )
 from nibblas.validation.operands import ACTIVATION_NAMES, OUT_NAMES
@@ -100,7 +102,7 @@ def problem_of(
     )
 
 
-def check_contents(operands: Sequence[Operands], validate: str) -> None:
+def check_contents(operands: Sequence[Operands], form: Form, validate: str) -> None:
     """Refuses bad contents: always where they lie on the CPU, elsewhere under "strict" only.
 
     Raises:
@@ -114,7 +116,7 @@ def check_contents(operands: Sequence[Operands], validate: str) -> None:
             given="'strict' during CUDA graph capture",
             wanted="'default': strict reads contents on the host",
         )
-    for product in operands:
+    for i, product in enumerate(operands):
         offs = product.offs
         if offs is not None and (strict or offs.device.type == "cpu"):
             if product.max_m:
@@ -126,7 +128,54 @@ def check_contents(operands: Sequence[Operands], validate: str) -> None:
                     offs, product.x_scales.shape[0], product.x_scale_start, product.max_m
                 )
         if strict:
-            _check_scales(product)
+            with renamed(_list_names(i) if form == "list" else {}):
+                _check_scales(product)
+
+
+def _list_names(i: int) -> dict[str, str]:
+    """Names of the list form's entries, by the names of a single product's parts."""
+    parts = {"x": f"a[{i}]", "w": f"b[{i}]"}
+    for part in ("scales", "global_scale"):
+        parts |= {f"x.{part}": f"a[{i}].{part}", f"w.{part}": f"b[{i}].{part}"}
+    return parts | {name: f"{name}[{i}]" for name in ("out", "row_scale", "bias")}
+
+
+def check_operands(product: Operands) -> None:
+    """Refuses flat operands that do not fit each other; a kernel believes what passes here.
+
+    The public functions have checked theirs already, but an exported program or a direct call of
+    the operators comes with tensors that nobody has looked at.
+    """
+    with renamed({"codes": "w", "scales": "w.scales", "global_scale": "w.global_scale"}):
+        weights = NVFP4Array(
+            product.w,
+            product.w_scales,
+            global_scale=product.w_global,
+            scale_layout=cast(ScaleLayout, product.w_scale_layout),
+        )
+    check.check_weights(weights)
+    groups, m, masked = product.groups, product.m, product.max_m > 0
+    if masked and m != groups * product.max_m:
+        raise bad_value("x", given=f"{m} rows", wanted=f"{groups} groups of {product.max_m}")
+    tokens: Tensor | NVFP4Array = product.x
+    if product.x_scales is not None:
+        with renamed({"codes": "x", "scales": "x.scales", "global_scale": "x.global_scale"}):
+            tokens = checked_tokens(product)
+    check.check_tokens(tokens, ndim=3 if masked and product.x_scales is not None else 2)
+    check.check_contraction(tokens, weights)
+    if not masked:
+        check.check_packed_scales(tokens, groups)
+    if product.offs is None:
+        if groups != 1:
+            raise bad_value("offs", given=None, wanted=f"({groups},)")
+    else:
+        name = "masked_m" if masked else "offs"
+        check_offs_metadata(product.offs, groups, product.x.device, name)
+    shape = (groups, m, product.n)
+    check.check_epilogue(
+        product.alpha, product.row_scale, product.bias, shape=shape, device=product.x.device
+    )
+    check.check_out(product.out, (m, product.n), dtype=None, device=product.x.device)
 
 
 def _check_scales(product: Operands) -> None:
@@ -139,26 +188,25 @@ def _check_scales(product: Operands) -> None:
         check_scale_contents(tokens, "x", offs=product.offs, rows_in_use=in_use)
 
 
-def _check_memory(operands: Sequence[Operands]) -> None:
-    outs = [product.out for product in operands]
+def _check_memory(operands: Sequence[Operands], form: Form) -> None:
+    """Refuses outputs that share memory with an input or with each other."""
+    outs, inputs = [], []
     for i, product in enumerate(operands):
-        where = f"[{i}]" if len(operands) > 1 else ""
-        inputs = [
-            (f"x{where}", product.x),
-            (f"x{where}.scales", product.x_scales),
-            (f"x{where}.global_scale", product.x_global),
-            (f"w{where}", product.w),
-            (f"w{where}.scales", product.w_scales),
-            (f"w{where}.global_scale", product.w_global),
-            (f"offs{where}", product.offs),
+        x, w, place = (f"a[{i}]", f"b[{i}]", f"[{i}]") if form == "list" else ("x", "w", "")
+        outs.append((f"out{place}", product.out))
+        inputs += [
+            (x, product.x),
+            (f"{x}.scales", product.x_scales),
+            (f"{x}.global_scale", product.x_global),
+            (w, product.w),
+            (f"{w}.scales", product.w_scales),
+            (f"{w}.global_scale", product.w_global),
+            ("offs", product.offs),
             ("alpha", product.alpha),
-            (f"row_scale{where}", product.row_scale),
-            (f"bias{where}", product.bias),
+            (f"row_scale{place}", product.row_scale),
+            (f"bias{place}", product.bias),
         ]
-        for j, out in enumerate(outs):
-            check_apart(out, inputs, f"out[{j}]" if len(outs) > 1 else "out")
-    for i, out in enumerate(outs):
-        check_apart(out, [(f"out[{j}]", outs[j]) for j in range(i)], f"out[{i}]")
+    check_apart(outs, inputs)
 
 
 def _run(
@@ -168,16 +216,19 @@ def _run(
     batch_invariant: bool,
     validate: str,
 ) -> None:
-    check_contents(operands, validate)
     key = (form, backend, batch_invariant, env.forced_backend(), env.forced_cpu_level())
-    shapes = tuple(_plan_key(product) for product in operands)
+    metadata = tuple(_metadata_of(product) for product in operands)
     capturing = operands[0].x.is_cuda and is_capturing()
 
     def plan_anew() -> tuple[Backend, Plan]:
+        for i, product in enumerate(operands):
+            with renamed(_list_names(i) if form == "list" else {}):
+                check_operands(product)
         problem = problem_of(operands, form, batch_invariant=batch_invariant, read_sizes=False)
         return choose(problem, backend)
 
-    chosen, plan = _plans.get_or_make((key, shapes, capturing), plan_anew)
+    chosen, plan = _plans.get_or_make((key, metadata, capturing), plan_anew)
+    check_contents(operands, form, validate)
     with torch.no_grad():
         chosen.run(operands, plan)
 
@@ -185,25 +236,22 @@ def _run(
 _plans: BoundedCache[Hashable, tuple[Backend, Plan]] = BoundedCache(1024)
 
 
-def _plan_key(product: Operands) -> Hashable:
-    """What a plan depends on: shapes, types and layouts, never addresses or contents."""
-    return (
-        product.x.shape,
-        product.w.shape,
-        product.x.dtype,
-        product.out.dtype,
-        product.x.device,
-        product.x_scale_layout,
-        product.w_scale_layout,
-        product.max_m,
+def _metadata_of(product: Operands) -> Hashable:
+    """All that checks and plans depend on: types, shapes and strides, never addresses, contents."""
+    return tuple(
+        (value.dtype, value.shape, value.stride(), value.device)
+        if isinstance(value, Tensor)
+        else value
+        for value in vars(product).values()
     )
 
 
 def _grouped_mm_out(*arguments: Any) -> None:
     *product, out, backend, batch_invariant, validate = arguments
     operands = [Operands.of(product, out)]
-    _check_memory(operands)
+    _check_memory(operands, operands[0].form)
     _run(operands, operands[0].form, backend, batch_invariant, validate)
+    _mark_written([out])
 
 
 def _grouped_mm(*arguments: Any) -> Tensor:
@@ -268,8 +316,16 @@ def list_operands(
 def _grouped_mm_list_out(*arguments: Any) -> None:
     *lists, backend, batch_invariant, validate = arguments
     operands = list_operands(*lists)
-    _check_memory(operands)
+    _check_memory(operands, "list")
     _run(operands, "list", backend, batch_invariant, validate)
+    _mark_written([product.out for product in operands])
+
+
+def _mark_written(outs: Sequence[Tensor]) -> None:
+    """Tells autograd, which does not see the backends write, that saved outputs have changed."""
+    for out in outs:
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
 
 
 def _grouped_mm_grad_x(

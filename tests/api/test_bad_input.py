@@ -169,16 +169,16 @@ def test_out_that_shares_memory_with_an_input():
     buffer = torch.zeros(5 * 64 + 10, dtype=torch.bfloat16)
     x = buffer[: 5 * 64].view(5, 64)
     _, w, offs = small()
-    with pytest.raises(ValueError, match=r"^out: got memory that overlaps x;"):
+    with pytest.raises(ValueError, match=r"^out: got a memory range that meets x's;"):
         nibblas.grouped_mm(x, w, offs, out=buffer[160:320].view(5, 32))
     scales = torch.zeros(2, 32, 4).byte()
     w = NVFP4Array(w.codes, scales)
-    with pytest.raises(ValueError, match=r"^out: got memory that overlaps w.scales;"):
+    with pytest.raises(ValueError, match=r"^out: got a memory range that meets w.scales's;"):
         nibblas.grouped_mm(
             x[:1], w, offs_of([0, 1]), out=scales.view(torch.float16)[0, :16].view(1, 32)
         )
     out = torch.zeros(6, 32).half()
-    with pytest.raises(ValueError, match=r"^out\[1\]: got memory that overlaps out\[0\]"):
+    with pytest.raises(ValueError, match=r"^out\[1\]: got a memory range that meets out\[0\]'s"):
         nibblas.grouped_mm_list([x, x], [w.group(0)] * 2, out=[out[:5], out[1:]])
 
 

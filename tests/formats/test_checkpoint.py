@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import ChainMap
 
@@ -245,3 +246,12 @@ def test_without_safetensors_the_error_says_what_to_install(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"pip install nibblas\[checkpoint\]"):
         open_checkpoint(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("extra", ["pre_quant_scale", "bias", "weight_zero_point"])
+def test_a_tensor_that_would_be_dropped_is_refused(extra):
+    tensors = checkpoint("modelopt")
+    name = f"{PREFIX}.0.gate_proj.{extra}"
+    tensors[name] = torch.ones(4)
+    with pytest.raises(ValueError, match=f"^{re.escape(name)}: got a tensor that this reader"):
+        read_modelopt_experts(tensors, PREFIX)

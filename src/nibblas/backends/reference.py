@@ -86,6 +86,19 @@ def tokens_of(product: Operands) -> torch.Tensor | NVFP4Array:
     )
 
 
+def checked_tokens(product: Operands) -> NVFP4Array:
+    """NVFP4 tokens, checked as the constructor checks; errors name codes, scales, global_scale."""
+    trusted = tokens_of(product)
+    assert isinstance(trusted, NVFP4Array), "only NVFP4 tokens have scales"
+    return NVFP4Array(
+        trusted.codes,
+        trusted.scales,
+        global_scale=trusted.global_scale.to(product.x.device),
+        scale_layout=trusted.scale_layout,
+        group_start=trusted.group_start,
+    )
+
+
 def weights_of(product: Operands) -> NVFP4Array:
     """The weights as the oracle takes them, ``(G, N, K)``."""
     return NVFP4Array._trusted(

@@ -53,8 +53,14 @@ def collect() -> dict[str, Any]:
         "devices": _devices(),
         "cpu": _cpu(),
         "backends": [_backend(backend) for backend in registry.all_backends()],
-        "forced_backend": env.forced_backend(),
+        "forced_backend": _forced_backend(),
     }
+
+
+def _forced_backend() -> str | None:
+    """NIBBLAS_BACKEND, if there is such a backend; ValueError otherwise."""
+    name = env.forced_backend()
+    return None if name is None else registry.get(name, argument=env.BACKEND_VARIABLE).name
 
 
 def _versions() -> dict[str, str]:

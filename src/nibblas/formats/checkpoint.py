@@ -222,6 +222,13 @@ def _check_names(scheme: _Scheme, other: _Scheme, stem: str, present: set[str]) 
             given=f"a tensor that {other.reader} reads",
             wanted=f"{', '.join(scheme.names())} and nothing of another format",
         )
+    unknown = sorted(present - set(scheme.names()))
+    if unknown:
+        raise bad_value(
+            f"{stem}.{unknown[0]}",
+            given="a tensor that this reader would drop",
+            wanted=f"{', '.join(scheme.names())} only; apply the others or take them out first",
+        )
     for tensor in (scheme.codes, scheme.scales, scheme.global_scale):
         if tensor not in present:
             raise bad_value(

@@ -153,12 +153,13 @@ def _check_scales(part: Part, codes: Tensor) -> Tensor:
 
 
 def _check_positive(name: str, scales: Tensor) -> None:
-    """Refuses global scales that are not finite and positive."""
+    """Refuses global scales that are not finite and positive in both directions."""
     if isinstance(scales, FakeTensor):
         return
-    bad = ~(scales.isfinite() & (scales > 0))
+    bad = ~(scales.isfinite() & (scales > 0) & scales.reciprocal().isfinite())
     if bool(bad.any()):
-        raise bad_value(name, given=float(scales[bad][0]), wanted="finite positive scales")
+        wanted = "finite positive scales, whose reciprocal float32 can hold"
+        raise bad_value(name, given=float(scales[bad][0]), wanted=wanted)
 
 
 def one_number(part: Part, device: torch.device) -> Tensor:

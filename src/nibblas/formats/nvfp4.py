@@ -20,6 +20,8 @@ from nibblas.errors import bad_type, bad_value
 from nibblas.formats import e2m1, e4m3, scale_layout
 from nibblas.formats.scale_layout import BLOCK, GroupStart, ScaleLayout
 
+_FLOAT32 = torch.finfo(torch.float32)
+
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class NVFP4Array:
@@ -150,6 +152,9 @@ class NVFP4Array:
         """Matrix g of a stack, a view: ``(rows, K)``."""
         if self.ndim != 3:
             raise bad_value("array", given=f"a matrix {self.shape}", wanted="a stack (G, rows, K)")
+        groups = self.codes.shape[0]
+        if not 0 <= g < groups:
+            raise bad_value("g", given=g, wanted=f"0..{groups - 1}")
         scale = self.global_scale
         if scale.ndim == 1:
             scale = scale[g]
@@ -289,7 +294,7 @@ def _check_linear(scales: Tensor, codes: Tensor) -> None:
             given=f"shape {tuple(scales.shape)}",
             wanted=f"{wanted}: one scale per {BLOCK} values along K (scale_layout='linear')",
         )
-    if scales.stride(-1) != 1:
+    if scales.stride(-1) != 1 and scales.shape[-1] > 1 and scales.numel():
         raise bad_value(
             "scales", given=f"strides {scales.stride()}", wanted="adjacent bytes along K"
         )
@@ -333,7 +338,10 @@ def _decode_direction(
 
 def _float32_scale(argument: str, scale: Tensor | float, device: torch.device) -> Tensor:
     if isinstance(scale, Real) and not isinstance(scale, bool):
-        return torch.tensor(float(scale), dtype=torch.float32, device=device)
+        number = float(scale)
+        if number and not _FLOAT32.tiny <= abs(number) <= _FLOAT32.max:
+            raise bad_value(argument, given=number, wanted="a normal float32 number")
+        return torch.tensor(number, dtype=torch.float32, device=device)
     if not isinstance(scale, Tensor):
         raise bad_type(argument, given=scale, wanted="a number or a float32 tensor")
     if scale.dtype != torch.float32:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ class Exact:
 
     Attributes:
         value: the exact output before the cast; NaN in rows that belong to no group.
-        magnitude: ``|scale factors| * sum_k |x[m, k] * w[n, k]``.
+        magnitude: ``|scale factors| * sum_k |x[m, k] * w[n, k]|``; infinite where the sum or a
+            product of factors on the way reaches 2**127, so that float32 may overflow.
         absolute: error, in units of half the smallest float32 subnormal, that products of scale
             factors can add by falling below float32's normal range.
         k: terms of each sum.
@@ -117,7 +119,7 @@ def grouped_mm_reference(
     for g, begin, end in row_ranges(offs, rows, max_m):
         if begin == end:
             continue
-        scale, unrounded = _column_scale(w, x_global, alpha, g)
+        scale, partial, unrounded = _column_scale(w, x_global, alpha, g)
         tokens = values[begin:end]
         row = None if row_scale is None else row_scale[begin:end].double()[:, None]
         for first in range(0, n, _ROWS_AT_A_TIME):
@@ -128,7 +130,12 @@ def grouped_mm_reference(
             if with_magnitude:
                 total = tokens.abs() @ weights.abs().T
                 factor = 1.0 if row is None else row.abs()
-                magnitude[begin:end, columns] = total * scale[columns].abs() * factor
+                scaled = total * scale[columns].abs()
+                largest = torch.maximum(torch.maximum(total, scaled), scaled * factor)
+                largest = torch.maximum(largest, partial[columns])
+                magnitude[begin:end, columns] = torch.where(
+                    largest >= _FP32_HUGE, torch.inf, scaled * factor
+                )
                 absolute[begin:end, columns] = (unrounded * total + 1) * factor + 1
         if bias is not None:
             value[begin:end] += (bias if bias.ndim == 1 else bias[g]).double()
@@ -150,7 +157,7 @@ def error_bound(exact: Exact, out_dtype: torch.dtype, *, c: float = 1.0) -> Tens
     to nearest errs by at most (K-1) * u * sum|x*w| with no second-order term (Jeannerod and Rump,
     "Improved error bounds for inner products in floating-point arithmetic", SIAM J. Matrix Anal.
     Appl. 34, 2013); so c = 1 on a CPU. Units that truncate while they add have their own c.
-    The bound is infinite where fp32 sums may overflow (magnitude of 2**127 and more).
+    The bound is infinite where the magnitude is: where float32 may overflow on the way.
 
     Args:
         exact: what ``grouped_mm_reference`` returned, with its magnitude.
@@ -163,7 +170,7 @@ def error_bound(exact: Exact, out_dtype: torch.dtype, *, c: float = 1.0) -> Tens
     sums = (c * exact.k + rounds) * _FP32_ROUNDOFF * exact.magnitude
     sums = sums + rounds * _FP32_ROUNDOFF * value + _FP32_HALF_SUBNORMAL * exact.absolute
     bound = u_out * value + (1 + u_out) * sums + HALF_SUBNORMAL[out_dtype]
-    return torch.where(exact.magnitude >= _FP32_HUGE, torch.inf, bound)
+    return torch.where(exact.magnitude.isinf(), torch.inf, bound)
 
 
 def within_bound(out: Tensor, exact: Exact, bound: Tensor) -> Tensor:
@@ -204,7 +211,7 @@ def input_gradient(
     for g, begin, end in row_ranges(offs, grad.shape[0], max_m):
         if begin == end:
             continue
-        scaled = grad[begin:end].double() * _column_scale(w, None, alpha, g)[0]
+        scaled = grad[begin:end].double() * _column_scale(w, None, alpha, g).scale
         if row_scale is not None:
             scaled = scaled * row_scale[begin:end].double()[:, None]
         for first in range(0, w.rows, _ROWS_AT_A_TIME):
@@ -253,16 +260,29 @@ def _weight_rows(w: NVFP4Array, g: int, rows: slice) -> Tensor:
     return block_values(part)
 
 
+class _ColumnScale(NamedTuple):
+    """Factors of each output column of a group, float64 ``(N,)``.
+
+    Attributes:
+        scale: all factors but row_scale. partial: the largest product of some of them on the way.
+        unrounded: the weight of their underflow terms.
+    """
+
+    scale: Tensor
+    partial: Tensor
+    unrounded: float | Tensor
+
+
 def _column_scale(
     w: NVFP4Array, x_global: Tensor | None, alpha: Tensor | None, g: int
-) -> tuple[Tensor, float | Tensor]:
-    """Scale of each output column of group g ``(N,)``, and the weight of its underflow terms."""
-    weight_scale = w.group(g).row_global().double()
-    scale = weight_scale.reshape(-1).expand(w.rows)
-    unrounded: float | Tensor = 1.0
+) -> _ColumnScale:
+    scale = w.group(g).row_global().double().reshape(-1).expand(w.rows)
     if x_global is not None:
         scale = scale * (x_global if x_global.ndim == 0 else x_global[g])
+    partial = scale.abs()
+    unrounded: float | Tensor = 1.0
     if alpha is not None:
         scale = scale * alpha[g].double()
+        partial = torch.maximum(partial, scale.abs())
         unrounded = 1.0 + alpha[g].double().abs()
-    return scale, unrounded
+    return _ColumnScale(scale, partial, unrounded)

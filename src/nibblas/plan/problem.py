@@ -104,7 +104,7 @@ class Problem:
     def __str__(self) -> str:
         n = sorted({s.n for s in self.shapes})
         k = sorted({s.k for s in self.shapes})
-        known = "" if self.rows_known else ", shared out evenly: offs is on the device"
+        known = "" if self.rows_known else ", shared out evenly: offs was not read"
         return (
             f"{self.precision} {self.activations} -> {self.out}, {self.form}, G={self.groups}, "
             f"M={self.rows} ({_listed(s.m for s in self.shapes)} a group{known}), "
