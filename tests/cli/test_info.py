@@ -10,6 +10,7 @@ import nibblas
 from nibblas import env
 from nibblas.backends import registry
 from nibblas.backends.reference import ReferenceBackend
+from nibblas.cli import info
 from nibblas.cli.app import app
 from nibblas.errors import NativeLibraryError
 from nibblas.runtime import cpu_library
@@ -60,3 +61,9 @@ def test_an_unknown_level_in_the_environment_exits_2(monkeypatch: pytest.MonkeyP
     result = RUNNER.invoke(app, ["info"])
     assert result.exit_code == 2
     assert f"{env.CPU_LEVEL_VARIABLE}: got 'abacus'" in result.stderr
+
+
+def test_unknown_forced_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIBBLAS_BACKEND", "abacus")
+    with pytest.raises(ValueError, match=r"^NIBBLAS_BACKEND: got 'abacus'"):
+        info.collect()

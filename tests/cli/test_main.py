@@ -135,3 +135,17 @@ def test_one_line_joins_lines() -> None:
 )
 def test_duration_has_three_digits(microseconds: float, text: str) -> None:
     assert duration(microseconds) == text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_result_that_cannot_be_written_is_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "nibblas.cli", "info"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("nibblas: cannot write the result")

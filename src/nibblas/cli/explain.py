@@ -85,6 +85,9 @@ def explain(
         print(f"roofline   {arch}: at least {duration(least.seconds * 1e6)}, {least.bound}-bound")
 
 
+_MOST_GROUPS = 1 << 20
+
+
 def describe(
     *,
     sizes: dict[str, str],
@@ -121,6 +124,8 @@ def _shapes(sizes: dict[str, str], groups: int | None) -> tuple[GroupShape, ...]
     lists = {name: _numbers(name, text) for name, text in sizes.items()}
     lengths = [len(values) for values in lists.values() if len(values) > 1]
     count = groups or max(lengths, default=1)
+    if count > _MOST_GROUPS:
+        raise bad_value("groups", given=count, wanted=f"at most {_MOST_GROUPS}")
     for name, values in lists.items():
         if len(values) not in (1, count):
             raise bad_value(

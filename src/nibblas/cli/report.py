@@ -39,6 +39,12 @@ def command(function: Command) -> Command:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise  # typer leaves quietly, as a reader that has seen enough expects
+        except OSError as error:
+            print(f"nibblas: cannot write the result: {error}", file=sys.stderr)
+            raise typer.Exit(BAD_USAGE) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
