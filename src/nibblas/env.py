@@ -11,7 +11,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+_cpu_level: ContextVar[str | None] = ContextVar("nibblas_cpu_level", default=None)
 
 BACKEND_VARIABLE = "NIBBLAS_BACKEND"
 CPU_LEVEL_VARIABLE = "NIBBLAS_CPU_LEVEL"
@@ -25,8 +30,18 @@ def forced_backend() -> str | None:
 
 
 def forced_cpu_level() -> str | None:
-    """The instruction level's name from NIBBLAS_CPU_LEVEL; None when unset or empty."""
-    return os.environ.get(CPU_LEVEL_VARIABLE) or None
+    """The level's name: ``cpu_level``'s, else NIBBLAS_CPU_LEVEL's; None when unset or empty."""
+    return _cpu_level.get() or os.environ.get(CPU_LEVEL_VARIABLE) or None
+
+
+@contextmanager
+def cpu_level(name: str) -> Iterator[None]:
+    """Inside, and in this thread, the CPU backend runs at that instruction level."""
+    token = _cpu_level.set(name)
+    try:
+        yield
+    finally:
+        _cpu_level.reset(token)
 
 
 def cache_dir() -> Path | None:

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from nibblas import env
-from nibblas.backends.base import Backend, Operands, is_capturing
+from nibblas.backends import registry
+from nibblas.backends.base import Operands, is_capturing
 from nibblas.backends.reference import checked_tokens, tokens_of, weights_of
 from nibblas.backends.selection import choose
 from nibblas.errors import bad_value, renamed
@@ -220,20 +221,20 @@ def _run(
     metadata = tuple(_metadata_of(product) for product in operands)
     capturing = operands[0].x.is_cuda and is_capturing()
 
-    def plan_anew() -> tuple[Backend, Plan]:
+    def plan_anew() -> Plan:
         for i, product in enumerate(operands):
             with renamed(_list_names(i) if form == "list" else {}):
                 check_operands(product)
         problem = problem_of(operands, form, batch_invariant=batch_invariant, read_sizes=False)
         return choose(problem, backend)
 
-    chosen, plan = _plans.get_or_make((key, metadata, capturing), plan_anew)
+    plan = _plans.get_or_make((key, metadata, capturing), plan_anew)
     check_contents(operands, form, validate)
     with torch.no_grad():
-        chosen.run(operands, plan)
+        registry.get(plan.backend).run(operands, plan)
 
 
-_plans: BoundedCache[Hashable, tuple[Backend, Plan]] = BoundedCache(1024)
+_plans: BoundedCache[Hashable, Plan] = BoundedCache(1024)
 
 
 def _metadata_of(product: Operands) -> Hashable:

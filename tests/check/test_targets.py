@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import nibblas
 from nibblas import env
 from nibblas.backends import registry
 from nibblas.check.targets import Target, available, forced, one_thread
@@ -78,3 +80,22 @@ def test_one_thread_is_undone() -> None:
     with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == threads
+
+
+def test_each_level_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are kept per shape; a kept plan of one level must not serve another."""
+    ran: list[str] = []
+    run = CpuLibrary.grouped_mm
+
+    def recording(self: CpuLibrary, problems: Any, level: str, threads: int) -> None:
+        ran.append(level)
+        run(self, problems, level, threads)
+
+    monkeypatch.setattr(CpuLibrary, "grouped_mm", recording)
+    x, offs = torch.zeros(1, 16).half(), torch.ones(1, dtype=torch.int32)
+    w = nibblas.quantize(torch.zeros(1, 4, 16))
+    levels = list(cpu_library.load().levels)
+    for level in [*levels, *levels]:
+        with forced(Target("cpu", level)):
+            nibblas.grouped_mm(x, w, offs)
+    assert ran == [*levels, *levels]

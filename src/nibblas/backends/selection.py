@@ -86,13 +86,13 @@ def explain_problem(problem: Problem, backend: str | None = None) -> Explanation
     return Explanation(problem, best, forced_by, slower, refused)
 
 
-def choose(problem: Problem, backend: str | None = None) -> tuple[Backend, Plan]:
-    """The backend that runs the problem, and its plan; a fallback is said once, by a warning."""
+def choose(problem: Problem, backend: str | None = None) -> Plan:
+    """The plan that runs the problem; a fallback is said once, by a warning."""
     explanation = explain_problem(problem, backend)
     fell_back = explanation.plan.backend == "reference" and explanation.refused
     if fell_back and not explanation.forced_by:
         _warn_once(explanation.refused)
-    return registry.get(explanation.plan.backend), explanation.plan
+    return explanation.plan
 
 
 def _candidates(backend: str | None) -> tuple[Sequence[Backend], str | None]:

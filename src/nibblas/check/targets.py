@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -13,8 +13,6 @@ from nibblas.backends import registry
 from nibblas.backends.base import Backend
 from nibblas.backends.cpu import CpuBackend
 from nibblas.errors import NativeLibraryError, bad_value
-from nibblas.plan.problem import Problem
-from nibblas.plan.select import Plan
 from nibblas.runtime import cpu_library
 
 
@@ -68,21 +66,8 @@ def _levels(backend: Backend) -> Sequence[str]:
 @contextlib.contextmanager
 def forced(target: Target) -> Iterator[None]:
     """Inside, the CPU backend plans for the target's level; one without levels has one thread."""
-    if not target.level:
-        with one_thread():
-            yield
-        return
-    backend = registry.get(target.backend)
-    plan = backend.plan
-
-    def plan_at_level(problem: Problem) -> Plan:
-        return replace(plan(problem), config=target.level)
-
-    vars(backend)["plan"] = plan_at_level
-    try:
+    with env.cpu_level(target.level) if target.level else one_thread():
         yield
-    finally:
-        del vars(backend)["plan"]
 
 
 @contextlib.contextmanager
