@@ -42,7 +42,7 @@ def main() -> None:
         for tokens, stage_k, stages, ctas in VARIANTS:
             config = PortableConfig("fp16", tokens, stage_k, stages, ctas, True, "sm_90a")
             portable.choose_config = lambda problem, target, config=config: config
-            nibblas.ops._plans._values.clear()
+            nibblas.ops.forget_plans()
             run = functools.partial(nibblas.grouped_mm, offs=offs, backend="portable")
             calls = [
                 functools.partial(run, x=x, w=w, out=out)

@@ -237,6 +237,11 @@ def _run(
 _plans: BoundedCache[Hashable, Plan] = BoundedCache(1024)
 
 
+def forget_plans() -> None:
+    """Lets every call plan anew: after a backend has changed its mind about what it can take."""
+    _plans.clear()
+
+
 def _metadata_of(product: Operands) -> Hashable:
     """All that checks and plans depend on: types, shapes and strides, never addresses, contents."""
     return tuple(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from nibblas import ops
 from nibblas.backends import registry
 from nibblas.check.exact import CHECKS
 from nibblas.check.sweep import SweepResult, random_problems, sweep
@@ -32,6 +33,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FaultyBackend]:
     """Puts a backend with the given fault in the place of all others."""
 
     def planted(fault: Callable[..., None]) -> FaultyBackend:
+        ops.forget_plans()
         backend = FaultyBackend(fault)
         monkeypatch.setattr(registry, "all_backends", lambda: (backend,))
         return backend

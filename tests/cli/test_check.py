@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
+from nibblas import ops
 from nibblas.backends import registry
 from nibblas.check.targets import one_thread
 from nibblas.cli import check as check_command
@@ -26,6 +27,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts a backend with the given fault in the place of all others."""
 
     def planted(fault: Callable[..., None]) -> None:
+        ops.forget_plans()
         backend = faults.FaultyBackend(fault)
         monkeypatch.setattr(registry, "all_backends", lambda: (backend,))
         monkeypatch.setattr(check_command, "exact_problems", lambda: iter(()))

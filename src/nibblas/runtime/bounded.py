@@ -34,6 +34,11 @@ class BoundedCache(Generic[Key, Value]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._values.clear()
+
     def _touch(self, key: Key) -> None:
         """Moves the key to the young end, unless another thread is at it: a hit never waits."""
         if self._lock.acquire(blocking=False):
