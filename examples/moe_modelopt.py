@@ -4,7 +4,7 @@ A checkpoint of random experts is written, read back as it is stored, and run on
 bfloat16 activations (w4a16) and with NVFP4 ones (w4a4). Every product is held against a dense
 float64 computation with the decoded weights, within the library's error bound.
 
-    pip install 'nibblas[checkpoint]' && python examples/moe_modelopt.py
+    pip install '.[checkpoint]' && python examples/moe_modelopt.py     (from a clone)
 """
 
 from __future__ import annotations

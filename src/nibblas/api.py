@@ -37,8 +37,9 @@ def grouped_mm(
 ) -> Tensor:
     """Multiplies each group's rows of x by its expert: ``y[rows of g] = x[rows of g] @ w[g].T``.
 
-    ``y = cast(alpha[g] * row_scale[m] * sum_k x[m, k] * w[g, n, k] + bias[n])`` with every product
-    exact and sums in float32 (see ``nibblas.formats.reference.error_bound``).
+    ``y = cast(alpha[g] * row_scale[m] * sum_k x[m, k] * w[g, n, k] + bias[g, n])``, where x and w
+    are decoded values, their global scales included; every product of codes and block scales is
+    exact, sums are in float32 (see ``nibblas.formats.reference.error_bound``).
 
     Args:
         x: tokens sorted by group, ``(M, K)``, K a multiple of 16. bfloat16 or float16 runs as
@@ -46,7 +47,8 @@ def grouped_mm(
         w: experts, ``(G, N, K)``.
         offs: int32 ``(G,)``, cumulative end of each group's rows, on x's device; group g owns rows
             ``offs[g-1]:offs[g]`` (the convention of ``torch.nn.functional.grouped_mm``). Groups may
-            be empty. Rows past ``offs[-1]`` are not written.
+            be empty. Rows past ``offs[-1]`` belong to no group and are not written: without ``out``
+            they hold whatever the memory held.
         out: ``(M, N)`` float16, bfloat16 or float32, any strides whose elements do not overlap.
         out_dtype: default: out's, else x's dtype, bfloat16 for an NVFP4Array.
         alpha: float32 ``(G,)``.
@@ -111,7 +113,8 @@ def grouped_mm_masked(
     The other arguments and the errors are ``grouped_mm``'s.
 
     Returns:
-        ``(G, max_m, N)``. Rows past ``masked_m[g]`` are not written.
+        ``(G, max_m, N)``. Rows past ``masked_m[g]`` are not written: without ``out`` they hold
+        whatever the memory held.
     """
     product = calls.masked_product(x, w, masked_m, Epilogue(alpha, row_scale, bias))
     options = Options(backend, precision, batch_invariant, validate)

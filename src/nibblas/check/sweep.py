@@ -82,7 +82,8 @@ class SweepResult:
     def add(self, verdicts: Sequence[Verdict]) -> None:
         """Counts one problem's verdicts, one per target."""
         self.problems += 1
-        if verdicts and not verdicts[0].spec.check:
+        ran = any(verdict.refused is None for verdict in verdicts)
+        if ran and not verdicts[0].spec.check:
             self.coverage.update(features(verdicts[0].spec))
         for verdict in verdicts:
             self.targets.setdefault(verdict.target, TargetResult()).add(verdict)

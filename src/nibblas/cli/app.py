@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import nibblas
 from nibblas.cli import check, competition, explain, info
 
 HELP = """NVFP4 grouped matrix multiplication: what is here, what runs, and is it right.
@@ -20,6 +23,21 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"nibblas {nibblas.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
 
 for _command in (info.info, explain.explain, check.check, competition.competition):
     app.command()(_command)

@@ -122,8 +122,10 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _device_lines(facts["devices"])
     yield from _cpu_lines(facts["cpu"])
     for backend in facts["backends"]:
-        refused = backend["refused"].items()
-        text = "; ".join(f"not {what}: {', '.join(why)}" for what, why in refused)
+        by_reason: dict[str, list[str]] = {}
+        for what, why in backend["refused"].items():
+            by_reason.setdefault(", ".join(why), []).append(what)
+        text = "; ".join(f"not {', '.join(what)}: {why}" for why, what in by_reason.items())
         yield f"backend {backend['name']}", text or "takes both precisions on every device here"
     if facts["forced_backend"]:
         yield env.BACKEND_VARIABLE, facts["forced_backend"]

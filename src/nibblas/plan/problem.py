@@ -102,13 +102,12 @@ class Problem:
         )
 
     def __str__(self) -> str:
-        n = sorted({s.n for s in self.shapes})
-        k = sorted({s.k for s in self.shapes})
+        n, k = [s.n for s in self.shapes], [s.k for s in self.shapes]
         known = "" if self.rows_known else ", shared out evenly: offs was not read"
         return (
             f"{self.precision} {self.activations} -> {self.out}, {self.form}, G={self.groups}, "
             f"M={self.rows} ({_listed(s.m for s in self.shapes)} a group{known}), "
-            f"N={_listed(n)}, K={_listed(k)} on {self.device}"
+            f"N={_one_or_listed(n)}, K={_one_or_listed(k)} on {self.device}"
         )
 
 
@@ -121,6 +120,11 @@ def even_rows(rows: int, groups: int) -> tuple[int, ...]:
     """Rows per group when only their total is known on the host."""
     share, rest = divmod(rows, groups)
     return tuple(share + (g < rest) for g in range(groups))
+
+
+def _one_or_listed(values: list[int]) -> str:
+    """The number that all groups share, or every group's in order."""
+    return str(values[0]) if len(set(values)) == 1 else _listed(values)
 
 
 def _listed(values: object) -> str:

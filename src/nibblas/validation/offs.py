@@ -21,12 +21,14 @@ def check_offs_metadata(offs: Tensor, groups: int, device: torch.device, name: s
     if not isinstance(offs, Tensor):
         raise bad_type(name, given=offs, wanted="an int32 torch.Tensor")
     if offs.dtype != torch.int32:
-        raise bad_type(name, given=str(offs.dtype), wanted="torch.int32")
+        wanted = f"torch.int32; convert with {name}.to(torch.int32)"
+        raise bad_type(name, given=str(offs.dtype), wanted=wanted)
     if tuple(offs.shape) != (groups,):
         raise bad_value(
             name,
             given=f"shape {tuple(offs.shape)}",
-            wanted=f"({groups},)",
+            wanted=f"({groups},), one entry per group"
+            + ("; leave out the leading 0" if tuple(offs.shape) == (groups + 1,) else ""),
         )
     if offs.device != device:
         raise bad_value(name, given=f"device {offs.device}", wanted=f"{device}, where x is")

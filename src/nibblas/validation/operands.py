@@ -38,19 +38,22 @@ def check_tokens(x: Tensor | NVFP4Array, name: str = "x", *, ndim: int = 2) -> N
             raise bad_value(name, given=given, wanted="(), or (G,) per group of rows")
         return
     if x.dtype not in ACTIVATION_NAMES:
-        hint = "; convert with .to(torch.bfloat16)" if x.dtype == torch.float32 else ""
+        hint = "; convert with .to(torch.bfloat16)" if x.dtype.is_floating_point else ""
         wanted = f"torch.bfloat16 or torch.float16{hint}"
         raise bad_type(name, given=str(x.dtype), wanted=wanted)
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         raise bad_value(
-            name, given=f"strides {x.stride()}", wanted="adjacent values along K (last stride 1)"
+            name,
+            given=f"strides {x.stride()}",
+            wanted="adjacent values along K (last stride 1), as .contiguous() makes them",
         )
 
 
 def check_weights(w: NVFP4Array, name: str = "w", *, ndim: int = 3) -> None:
     """Refuses weights that are not an NVFP4Array of rank ``ndim`` with at least one group."""
     if not isinstance(w, NVFP4Array):
-        raise bad_type(name, given=w, wanted="an NVFP4Array; nibblas.quantize makes one")
+        wanted = "an NVFP4Array, as quantize(weight), NVFP4Array(codes, scales) or a loader makes"
+        raise bad_type(name, given=w, wanted=wanted)
     if w.ndim != ndim:
         shape = "(G, N, K)" if ndim == 3 else "(N, K)"
         raise bad_value(name, given=f"shape {w.shape}", wanted=shape)
@@ -71,10 +74,11 @@ def check_contraction(
     """Refuses operands whose K or device differ."""
     k = x.shape[-1]
     if k != w.k:
+        transposed = f" (N, K order; is {names[1]} transposed?)" if k == w.rows else ""
         raise bad_value(
             names[0],
             given=f"K = {k} (shape {tuple(x.shape)})",
-            wanted=f"K = {w.k}, as {names[1]} {w.shape} has",
+            wanted=f"K = {w.k}, as {names[1]} {w.shape} has{transposed}",
         )
     if x.device != w.device:
         raise bad_value(names[1], given=f"device {w.device}", wanted=f"{x.device}, as {names[0]}")
@@ -168,13 +172,15 @@ def _check_factor(
     if factor.dtype != torch.float32:
         raise bad_type(name, given=str(factor.dtype), wanted="torch.float32")
     if tuple(factor.shape) != shape:
-        raise bad_value(name, given=f"shape {tuple(factor.shape)}", wanted=f"{shape}")
+        per = "group" if name == "alpha" else "row of x"
+        wanted = f"{shape}, one factor per {per}"
+        raise bad_value(name, given=f"shape {tuple(factor.shape)}", wanted=wanted)
 
 
 def _check_plain(name: str, t: Tensor, device: torch.device) -> None:
     """A contiguous tensor on the right device that asks for no gradient."""
     if not isinstance(t, Tensor):
-        raise bad_type(name, given=t, wanted="a torch.Tensor")
+        raise bad_type(name, given=t, wanted="a torch.Tensor, float32 (bias: 16-bit too)")
     if t.device != device:
         raise bad_value(name, given=f"device {t.device}", wanted=f"{device}, where x is")
     if not t.is_contiguous():
