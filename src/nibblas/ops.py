@@ -1,8 +1,8 @@
 """The torch operators: ``torch.ops.nibblas.*``, with fake kernels and a gradient.
 
-They take flat tensors, because an operator's schema knows no NVFP4Array. Shapes and dtypes have
-been checked by the public functions before; the operators check contents, which tracing
-(torch.compile) cannot see, choose a backend and run it.
+They take flat tensors, because an operator's schema knows no NVFP4Array. They check contents, which
+tracing (torch.compile) cannot see, and once per shape the metadata too, since an exported program
+brings tensors that no public function has looked at; then they choose a backend and run it.
 
 grouped_mm           packed or masked rows -> a new output; differentiable in x
 grouped_mm_out       the same into ``out``
