@@ -18,11 +18,10 @@ from nibblas.errors import UnsupportedProblemError
 
 RUNNER = CliRunner()
 COMMANDS = ["info", "explain", "check", "competition"]
-SOURCE = Path(nibblas.__file__).parents[1]
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,

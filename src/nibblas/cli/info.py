@@ -65,7 +65,8 @@ def _forced_backend() -> str | None:
 
 def _versions() -> dict[str, str]:
     found = {"nibblas": nibblas.__version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "typer", "rich"):
+    found["torch"] = torch.__version__  # with the build's tag, which its metadata may lack
+    for package in ("numpy", "typer", "rich"):
         found[package] = metadata.version(package)
     return found
 
