@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import nibblas
 from nibblas.cli.app import app
 from nibblas.cli.report import Debug, command, duration, one_line
 from nibblas.errors import UnsupportedProblemError
