@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from nibblas.backends.base import Operands
 from nibblas.env import forced_cpu_level
@@ -15,7 +14,8 @@ from nibblas.plan.cost import cpu_time
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime import cpu_library
-from nibblas.runtime.cpu_library import PROBLEM, SCALE_LAYOUTS, SCALE_STARTS, TYPES
+from nibblas.runtime.cpu_library import PROBLEM
+from nibblas.runtime.records import SCALE_LAYOUTS, SCALE_STARTS, TYPES, address
 
 _NOTES = ("one fp32 sum per output in an order of its own: batch-invariant", "weights in place")
 
@@ -69,11 +69,11 @@ def _token_fields(product: Operands) -> tuple[int, ...]:
         x.data_ptr(),
         TYPES[x.dtype],
         x.stride(0) * x.element_size(),
-        _address(scales),
+        address(scales),
         SCALE_LAYOUTS[product.x_scale_layout],
         0 if scales is None else scales.stride(0),
         SCALE_STARTS[product.x_scale_start],
-        _address(x_global),
+        address(x_global),
         x_global.stride(0) if x_global is not None and x_global.ndim else 0,
     )
 
@@ -90,7 +90,7 @@ def _weight_fields(product: Operands) -> tuple[int, ...]:
         scales.data_ptr(),
         SCALE_LAYOUTS[product.w_scale_layout],
         *scales.stride()[:2],
-        _address(w_global),
+        address(w_global),
         group_stride,
         segments,
         segment_stride,
@@ -100,14 +100,10 @@ def _weight_fields(product: Operands) -> tuple[int, ...]:
 def _epilogue_fields(product: Operands) -> tuple[int, ...]:
     bias = product.bias
     return (
-        _address(product.offs),
-        _address(product.alpha),
-        _address(product.row_scale),
-        _address(bias),
+        address(product.offs),
+        address(product.alpha),
+        address(product.row_scale),
+        address(bias),
         0 if bias is None else TYPES[bias.dtype],
         bias.stride(0) if bias is not None and bias.ndim == 2 else 0,
     )
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

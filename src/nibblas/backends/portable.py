@@ -11,7 +11,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from nibblas.backends.base import Operands
@@ -23,11 +22,9 @@ from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime.driver import current_driver
 from nibblas.runtime.kernel import compute_capability, current_queue, load_kernel
+from nibblas.runtime.records import SCALE_LAYOUTS, SCALE_STARTS, TYPES, address
 
 _TILE_ROWS = 128
-_ELEMENTS = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_LAYOUTS = {"linear": 0, "blocked": 1}
-_STARTS = {"torch": 0, "flashinfer": 1, "stacked": 2}
 
 #: ``Params`` of kernels/portable/params.cuh, field by field.
 _PARAMS = struct.Struct("=4q4q2i4q4q2i6q6q4q3q2i")
@@ -106,26 +103,26 @@ def params_of(product: Operands) -> bytes:
     return _PARAMS.pack(
         *_token_fields(product),
         *_weight_fields(product),
-        _address(product.offs),
+        address(product.offs),
         product.groups,
         product.m,
         n,
         product.k,
         product.max_m,
-        _address(x_global),
+        address(x_global),
         _stride(x_global, 0),
-        _address(w_global),
+        address(w_global),
         _stride(w_global, 0),
         _stride(w_global, 1),
         max(n // segments, 1),
-        _address(product.alpha),
-        _address(product.row_scale),
-        _address(bias),
+        address(product.alpha),
+        address(product.row_scale),
+        address(bias),
         bias.stride(0) if bias is not None and bias.ndim == 2 else 0,
         product.out.data_ptr(),
         *product.out.stride(),
-        0 if bias is None else _ELEMENTS[bias.dtype],
-        _ELEMENTS[product.out.dtype],
+        0 if bias is None else TYPES[bias.dtype],
+        TYPES[product.out.dtype],
     )
 
 
@@ -133,27 +130,27 @@ def _token_fields(product: Operands) -> tuple[int, ...]:
     x, scales = product.x, product.x_scales
     row_bytes = x.stride(0) * x.element_size()
     rows = (x.data_ptr(), 0, row_bytes, common_alignment(x.data_ptr(), row_bytes))
-    layout = _LAYOUTS[product.x_scale_layout]
-    start = _STARTS[product.x_scale_start]
+    layout = SCALE_LAYOUTS[product.x_scale_layout]
+    start = SCALE_STARTS[product.x_scale_start]
     if scales is None:
         return (*rows, 0, 0, 0, 1, layout, start)
-    address, stride = scales.data_ptr(), scales.stride(0)
+    base, stride = address(scales), scales.stride(0)
     blocked = product.x_scale_layout == "blocked"
-    numbers = (address,) if blocked else (address, stride, product.k // 16)
-    return (*rows, address, 0, stride, common_alignment(*numbers), layout, start)
+    numbers = (base,) if blocked else (base, stride, product.k // 16)
+    return (*rows, base, 0, stride, common_alignment(*numbers), layout, start)
 
 
 def _weight_fields(product: Operands) -> tuple[int, ...]:
     w, scales = product.w, product.w_scales
     group, row = w.stride(0), w.stride(1)
-    address = w.data_ptr()
-    rows = (address, group, row, common_alignment(address, group, row))
+    base = address(w)
+    rows = (base, group, row, common_alignment(base, group, row))
     scale_address, scale_group, scale_row = scales.data_ptr(), scales.stride(0), scales.stride(1)
     if product.w_scale_layout == "blocked":
         vector = common_alignment(scale_address, scale_group)
     else:
         vector = common_alignment(scale_address, scale_group, scale_row, product.k // 16)
-    layout = _LAYOUTS[product.w_scale_layout]
+    layout = SCALE_LAYOUTS[product.w_scale_layout]
     return (*rows, scale_address, scale_group, scale_row, vector, layout, 0)
 
 
@@ -164,10 +161,6 @@ def common_alignment(*numbers: int) -> int:
         bits |= number
     lowest = bits & -bits
     return lowest if lowest in (16, 8, 4) else 1
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _stride(tensor: Tensor | None, dimension: int) -> int:

@@ -22,11 +22,6 @@ ABI_VERSION = 1
 #: NibblasProblem of abi.h: fields of 8 bytes each, in its order.
 PROBLEM = struct.Struct("@36q")
 
-#: NibblasType by torch's types; uint8 holds two E2M1 codes.
-TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
-SCALE_LAYOUTS = {"linear": 0, "blocked": 1}
-SCALE_STARTS = {"torch": 0, "flashinfer": 1, "stacked": 2}
-
 _FILE_NAMES = {"darwin": "libnibblas_cpu.dylib", "win32": "nibblas_cpu.dll"}
 _TORCH_CPU_NAMES = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
 
