@@ -13,7 +13,7 @@ from nibblas.backends.reference import ReferenceBackend
 from nibblas.cli import info
 from nibblas.cli.app import app
 from nibblas.errors import NativeLibraryError
-from nibblas.runtime import cpu_library
+from nibblas.runtime import cpu_library, prebuild
 from nibblas.runtime.cpu_library import CpuLibrary
 
 RUNNER = CliRunner()
@@ -67,3 +67,25 @@ def test_unknown_forced_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("NIBBLAS_BACKEND", "abacus")
     with pytest.raises(ValueError, match=r"^NIBBLAS_BACKEND: got 'abacus'"):
         info.collect()
+
+
+@pytest.mark.parametrize(
+    ("shipped", "text"),
+    [
+        ({"sm_80": (0, 2), "sm_90a": (0, 3)}, "none: kernels are compiled at their first use"),
+        ({"sm_80": (2, 2), "sm_90a": (3, 3)}, "5: sm_80 2, sm_90a 3"),
+        ({"sm_80": (0, 2), "sm_90a": (2, 3)}, "2: sm_80 0 of 2, sm_90a 2 of 3"),
+    ],
+)
+def test_prebuilt_cubins_are_counted_by_target(
+    monkeypatch: pytest.MonkeyPatch, shipped: dict[str, tuple[int, int]], text: str
+) -> None:
+    monkeypatch.setattr(prebuild, "shipped", lambda: shipped)
+    lines = RUNNER.invoke(app, ["info"]).stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("prebuilt cubins")]
+    assert line.removeprefix("prebuilt cubins").strip() == text
+    data = json.loads(RUNNER.invoke(app, ["info", "--json"]).stdout)
+    assert data["prebuilt_cubins"]["sm_90a"] == {
+        "cubins": shipped["sm_90a"][0],
+        "configurations": 3,
+    }

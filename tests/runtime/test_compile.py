@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nibblas.errors import NativeLibraryError
+from nibblas.plan import portable
+from nibblas.runtime import compile as compiling
 from nibblas.runtime.compile import (
+    FIRST_RELEASE,
     Compiled,
     CompileError,
     ResourceError,
@@ -116,6 +122,65 @@ def test_compile_error_has_a_log_where_the_folder_cannot_be_written(tmp_path: Pa
 def test_unknown_target_is_a_compile_error() -> None:
     with pytest.raises(CompileError, match="for sm_9: "):
         compile_cubin(EMPTY_KERNEL, name="empty.cu", target="sm_9", headers={})
+
+
+class OldNvrtc:
+    """NVRTC 12.8 as its bindings show it: it knows no family targets, and says so in its log."""
+
+    nvrtcResult = Enum("nvrtcResult", ["NVRTC_SUCCESS", "NVRTC_ERROR_INVALID_OPTION"])
+    log = b"nvrtc: error: invalid value for --gpu-architecture (-arch)\n\0"
+
+    def __init__(self) -> None:
+        self.destroyed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        results = {
+            "nvrtcVersion": (12, 8),
+            "nvrtcCreateProgram": ("program",),
+            "nvrtcGetProgramLogSize": (len(self.log),),
+        }[name]
+        return lambda *_: (self.nvrtcResult.NVRTC_SUCCESS, *results)
+
+    def nvrtcCompileProgram(self, *_: object) -> tuple[object]:
+        return (self.nvrtcResult.NVRTC_ERROR_INVALID_OPTION,)
+
+    def nvrtcGetProgramLog(self, _: object, buffer: bytearray) -> tuple[object]:
+        buffer[:] = self.log
+        return (self.nvrtcResult.NVRTC_SUCCESS,)
+
+    def nvrtcDestroyProgram(self, _: object) -> None:
+        self.destroyed += 1
+
+
+@pytest.fixture
+def old_nvrtc(monkeypatch: pytest.MonkeyPatch) -> OldNvrtc:
+    nvrtc = OldNvrtc()
+    monkeypatch.setattr(compiling, "import_module", lambda _: nvrtc)
+    monkeypatch.setattr(compiling, "compiler_version", compiling.compiler_version.__wrapped__)
+    return nvrtc
+
+
+@pytest.mark.parametrize("target", ["sm_100f", "sm_120f"])
+def test_an_nvrtc_older_than_the_target_is_told_with_what_is_needed(
+    old_nvrtc: OldNvrtc, target: str
+) -> None:
+    message = (
+        rf"^NVRTC 12\.8 cannot compile for {target}; want 12\.9 or newer: "
+        r"install nvidia-cuda-nvrtc>=13, .*PyTorch.*wheel of nibblas that holds .* cubin$"
+    )
+    with pytest.raises(NativeLibraryError, match=message):
+        compile_cubin(EMPTY_KERNEL, name="empty.cu", target=target, headers={})
+    assert old_nvrtc.destroyed == 1
+
+
+@pytest.mark.usefixtures("old_nvrtc")
+def test_a_target_that_an_old_nvrtc_knows_is_not_blamed_on_its_age() -> None:
+    with pytest.raises(CompileError, match="for sm_90a: nvrtc: error: invalid value"):
+        compile_cubin(EMPTY_KERNEL, name="empty.cu", target="sm_90a", headers={})
+
+
+def test_every_target_of_a_kernel_has_its_first_release() -> None:
+    assert set(portable.TARGETS.values()) <= set(FIRST_RELEASE)
 
 
 def test_spills_are_refused() -> None:

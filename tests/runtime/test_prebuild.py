@@ -132,6 +132,17 @@ def test_processes_build_the_same(tmp_path: Path) -> None:
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_shipped_counts_what_will_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prebuild, "all_configs", lambda: iter(CONFIGS))
+    assert prebuild.shipped(tmp_path) == dict.fromkeys(TARGETS.values(), (0, 2))
+    built, _ = build(tmp_path, *CONFIGS)
+    (tmp_path / built[0].file).write_bytes(b"damaged")
+    counts = prebuild.shipped(tmp_path)
+    assert (counts["sm_80"], counts["sm_90a"]) == ((1, 2), (2, 2))
+    monkeypatch.setattr(prebuild, "all_configs", lambda: iter((ScaleConfig(factor=5),)))
+    assert prebuild.shipped(tmp_path)["sm_90a"] == (0, 1), "made for another kernel"
+
+
 @pytest.mark.parametrize(("configs", "code"), [(CONFIGS, 0), ((PlainConfig("spills"),), 1)])
 def test_command_prints_a_table_and_its_exit_code_tells_problems(
     tmp_path: Path,

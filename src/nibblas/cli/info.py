@@ -1,4 +1,4 @@
-"""``nibblas info``: versions, devices, CPU levels, backends and why one is not there."""
+"""``nibblas info``: versions, devices, CPU levels, cubins, backends and why one is not there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nibblas.backends.base import Backend
 from nibblas.cli.report import Debug, Json, command, print_json
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.problem import Activations, Problem, uniform_shapes
-from nibblas.runtime import cpu_library
+from nibblas.runtime import cpu_library, prebuild
 
 _SHAPES = uniform_shapes((16, 1), n=256, k=512)
 """A plain problem: a backend that refuses it is not usable here."""
@@ -25,7 +25,7 @@ _ACTIVATIONS: tuple[Activations, ...] = ("bf16", "nvfp4")
 
 @command
 def info(as_json: Json = False, debug: Debug = False) -> None:
-    """Say what this installation has: versions, devices, CPU levels, backends.
+    """Say what this installation has: versions, devices, CPU levels, cubins, backends.
 
     \b
     Examples:
@@ -52,6 +52,7 @@ def collect() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": _devices(),
         "cpu": _cpu(),
+        "prebuilt_cubins": _prebuilt(),
         "backends": [_backend(backend) for backend in registry.all_backends()],
         "forced_backend": _forced_backend(),
     }
@@ -104,6 +105,14 @@ def _cpu() -> dict[str, Any]:
     }
 
 
+def _prebuilt() -> dict[str, dict[str, int]]:
+    """By NVRTC target: configurations of GPU kernels, and how many have a cubin here."""
+    return {
+        target: {"cubins": cubins, "configurations": configurations}
+        for target, (cubins, configurations) in prebuild.shipped().items()
+    }
+
+
 def _backend(backend: Backend) -> dict[str, Any]:
     """Whether it takes a plain problem, per precision and kind of device here, and why not."""
     refused: dict[str, list[str]] = {}
@@ -122,6 +131,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "platform", f"{facts['platform']}, {facts['threads']} torch threads"
     yield from _device_lines(facts["devices"])
     yield from _cpu_lines(facts["cpu"])
+    yield "prebuilt cubins", _prebuilt_text(facts["prebuilt_cubins"])
     for backend in facts["backends"]:
         by_reason: dict[str, list[str]] = {}
         for what, why in backend["refused"].items():
@@ -150,3 +160,16 @@ def _cpu_lines(cpu: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cpu library", cpu["library"]
     why = f", as {env.CPU_LEVEL_VARIABLE} says" if cpu["forced_level"] else ""
     yield "cpu levels", f"{', '.join(cpu['levels'])}; in use: {cpu['level']}{why}"
+
+
+def _prebuilt_text(targets: dict[str, dict[str, int]]) -> str:
+    """How many, for which targets; of how many where some are missing."""
+    total = sum(counts["cubins"] for counts in targets.values())
+    if not total:
+        return "none: kernels are compiled at their first use"
+    shown = []
+    for target, counts in targets.items():
+        whole = counts["cubins"] == counts["configurations"]
+        of_all = "" if whole else f" of {counts['configurations']}"
+        shown.append(f"{target} {counts['cubins']}{of_all}")
+    return f"{total}: {', '.join(shown)}"

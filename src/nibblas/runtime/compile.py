@@ -25,6 +25,17 @@ OPTIONS = (
     "--ptxas-options=-v",
 )
 
+FIRST_RELEASE = {
+    "sm_80": (11, 0),
+    "sm_86": (11, 1),
+    "sm_89": (11, 8),
+    "sm_90a": (12, 0),
+    "sm_100f": (12, 9),
+    "sm_120f": (12, 9),
+}
+"""The CUDA release whose NVRTC first compiles for a target. CUDA Features Archive: family-specific
+targets ("f") came with 12.9."""
+
 MAX_STACK_BYTES = 0
 """A stack frame is an array that could not live in registers: local memory in the inner loop."""
 
@@ -92,7 +103,8 @@ def compile_cubin(
         log_folder: where the log of a failure is written; None: the temporary folder.
 
     Raises:
-        CompileError: the text does not compile. NativeLibraryError: there is no NVRTC.
+        CompileError: the text does not compile. NativeLibraryError: there is no NVRTC, or one that
+            is older than the target.
     """
     flags = [f"--gpu-architecture={target}", *OPTIONS, *options]
     program = _call(
@@ -108,6 +120,7 @@ def compile_cubin(
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
         log = _text(program, "nvrtcGetProgramLog")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            _check_release(target)
             log_file = _write_log(log_folder, name, target, _report(log, flags, source, headers))
             first_line = next(filter(None, log.splitlines()), status.name)
             raise CompileError(name, target, first_line=first_line, log_file=log_file)
@@ -115,6 +128,19 @@ def compile_cubin(
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     return Compiled(cubin, log, parse_resources(log), parse_notes(log))
+
+
+def _check_release(target: str) -> None:
+    """Raises NativeLibraryError if the NVRTC at hand is older than the target."""
+    needed = FIRST_RELEASE.get(target, (0, 0))
+    found = tuple(map(int, compiler_version().split(".")))
+    if found < needed:
+        raise NativeLibraryError(
+            f"NVRTC {compiler_version()} cannot compile for {target}; want {needed[0]}.{needed[1]} "
+            "or newer: install nvidia-cuda-nvrtc>=13, with a PyTorch for CUDA 13 (the NVRTC that "
+            "PyTorch has loaded is the one used), or a wheel of nibblas that holds this kernel's "
+            "cubin"
+        )
 
 
 def parse_resources(log: str) -> dict[str, Resources]:

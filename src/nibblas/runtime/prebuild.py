@@ -115,6 +115,22 @@ def build_all(
     return records, problems
 
 
+def shipped(folder: Path = PREBUILT) -> dict[str, tuple[int, int]]:
+    """What a folder holds for this package's kernels, without a compiler.
+
+    Returns:
+        By target: cubins that will be found, intact, and configurations of the package.
+    """
+    from nibblas.plan.portable import TARGETS
+
+    counts: dict[str, tuple[int, int]] = {}
+    for task in _tasks(all_configs(), TARGETS, None):
+        found, all_of_them = counts.get(task.source.target, (0, 0))
+        found += _is_intact(folder / task.file)
+        counts[task.source.target] = found, all_of_them + 1
+    return counts
+
+
 def _tasks(
     configs: Iterable[KernelConfig],
     compute_capabilities: Iterable[tuple[int, int]],
