@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from nibblas import ops
 from nibblas.backends import registry
+from nibblas.check import verdict
 from nibblas.check.exact import CHECKS
 from nibblas.check.sweep import SweepResult, random_problems, sweep
 from nibblas.check.targets import Target
@@ -18,6 +20,9 @@ from tests.check import faults
 from tests.check.faults import FaultyBackend
 
 FAULTY = Target("faulty")
+COPIED = Target("faulty", device="cpu:0")
+"""A device like any other to the sweep, which copies all tensors there: the CPU by its other name.
+"""
 OUTS = ("float16", "bfloat16", "float32")
 PROBLEMS = 80
 """Enough that every fault below has an occasion to show."""
@@ -85,7 +90,62 @@ def test_a_planted_fault_is_noticed(
 ) -> None:
     plant(fault)
     verdicts = (judge(problem, FAULTY) for problem in problems)
-    assert any(found in violation for verdict in verdicts for violation in verdict.violations)
+    assert any(found in violation for v in verdicts for violation in v.violations)
+
+
+def test_a_right_backend_passes_on_a_device_of_its_own(
+    plant: Callable[..., FaultyBackend], problems: list[Truth]
+) -> None:
+    plant(faults.none)
+    result = SweepResult(seed=0)
+    for _ in sweep(problems, [FAULTY, COPIED], result):
+        pass
+    assert result.violations == []
+    assert result.targets[COPIED].ran == PROBLEMS
+    assert result.targets[COPIED].worst == result.targets[FAULTY].worst
+    assert set(result.to_dict()["targets"]) == {"faulty", "faulty on cpu:0"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (faults.drops_last_k_block, "outputs wrong"),
+        (faults.writes_row_after_out, "belong to no group"),
+        (faults.writes_spare_rows, "belong to no group"),
+        (faults.reads_padded_scale_rows, "nan"),
+        (faults.reads_rows_past_the_group, "nan"),
+        (faults.changes_its_input, "input tensors changed"),
+        (faults.depends_on_group_size, "alone gives other bits"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_planted_fault_is_noticed_on_a_device_of_its_own(
+    plant: Callable[..., FaultyBackend],
+    problems: list[Truth],
+    fault: Callable[..., None],
+    found: str,
+) -> None:
+    plant(fault)
+    verdicts = (judge(problem, COPIED) for problem in problems)
+    assert any(found in violation for v in verdicts for violation in v.violations)
+
+
+def test_what_a_device_reports_late_is_a_violation(
+    plant: Callable[..., FaultyBackend], problems: list[Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel's fault shows when the host waits for it, after the call has returned."""
+    plant(faults.none)
+    waited: list[str] = []
+
+    def wait(device: str) -> None:
+        waited.append(device)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(verdict, "moved", lambda case, device: case)
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    found = judge(problems[0], Target("faulty", device="cuda"))
+    assert found.violations == ("raised RuntimeError: an illegal memory access was encountered",)
+    assert waited == ["cuda"]
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -112,8 +172,8 @@ def test_an_exception_is_a_violation(
         raise RuntimeError("out of luck")
 
     plant(fails)
-    verdict = judge(problems[0], FAULTY)
-    assert verdict.violations == ("raised RuntimeError: out of luck",)
+    found = judge(problems[0], FAULTY)
+    assert found.violations == ("raised RuntimeError: out of luck",)
 
 
 def test_a_refusal_is_counted_and_alone_does_not_pass(

@@ -67,6 +67,57 @@ def test_a_missing_library_leaves_a_target_that_refuses(monkeypatch: pytest.Monk
     assert available(backend="cpu") == (Target("cpu"),)
 
 
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch says that there is one CUDA device; it is never used."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_each_backend_is_checked_where_it_computes() -> None:
+    assert available(backend="portable") == (Target("portable", device="cuda"),)
+    assert available(backend="reference") == (Target("reference"),)
+    assert {str(target) for target in available()} >= {"portable on cuda", "reference"}
+
+
+@pytest.mark.usefixtures("one_gpu", "two_levels")
+def test_a_device_asked_for_leaves_out_backends_that_do_not_compute_there() -> None:
+    on_gpu, on_cpu = available(device="cuda:0"), available(device="cpu")
+    assert {t.backend for t in on_gpu} == {"portable", "reference"}
+    assert {t.device for t in on_gpu} == {"cuda:0"}
+    assert {t.backend for t in on_cpu} == {"cpu", "reference"}
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_its_backend_refuses_visibly_unless_it_was_asked_for() -> None:
+    assert Target("portable") in available()
+    message = r"^device: got none that PyTorch can use; want a CUDA device, on which 'portable'"
+    with pytest.raises(ValueError, match=message):
+        available(backend="portable")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (dict(device="cuda"), "device: got 'cuda'; want one of the 0 CUDA devices here"),
+        (dict(device="toaster"), "want cpu, cuda or cuda:INDEX"),
+        (dict(device="meta"), "device: got 'meta'; want cpu, cuda or cuda:INDEX"),
+        (dict(backend="portable", device="cpu"), "device: got 'cpu'; want cuda with 'portable'"),
+    ],
+)
+@pytest.mark.usefixtures("no_gpu")
+def test_a_device_that_cannot_be_is_refused(asked: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        available(**asked)
+
+
 @pytest.mark.usefixtures("two_levels")
 def test_forced_plans_for_the_level_and_only_inside() -> None:
     backend = registry.get("cpu")

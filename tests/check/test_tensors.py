@@ -9,7 +9,7 @@ import torch
 
 from nibblas.check.guard import guarded_out, spread
 from nibblas.check.problems import ProblemSpec, draw
-from nibblas.check.tensors import build
+from nibblas.check.tensors import build, moved
 from nibblas.formats import e4m3, scale_layout
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -96,3 +96,42 @@ def test_input_bits_cover_the_gaps_between_rows() -> None:
     case.x.as_strided((1,), (1,), 0).fill_(0.0)
     changed = [not torch.equal(a, b) for a, b in zip(before, case.input_bits(), strict=True)]
     assert sum(changed) == 1
+
+
+FORMS = [
+    {"form": form, "precision": precision, "out": out, "strided_inputs": strided}
+    for form, precision, out, strided in (
+        ("packed", "w4a16", "transposed", True),
+        ("packed", "w4a4", "row_stride", False),
+        ("masked", "w4a4", "contiguous", True),
+        ("list", "w4a16", "contiguous", True),
+    )
+]
+
+
+@pytest.mark.parametrize("wanted", FORMS, ids=lambda w: "-".join(map(str, w.values())))
+def test_a_moved_case_has_the_same_bits_strides_and_gaps(wanted: dict[str, object]) -> None:
+    case = build(first_spec(**wanted))
+    copy = moved(case, "cpu")
+    before, after = case.input_bits(), copy.input_bits()
+    assert len(before) == len(after) > 2
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert {t.data_ptr() for t in before if t.numel()}.isdisjoint(t.data_ptr() for t in after)
+    for a, b in zip(case._inputs(), copy._inputs(), strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        assert a.storage_offset() == b.storage_offset()
+    assert len(case.outs) == len(copy.outs) > 0
+    for given, placed in zip(case.outs, copy.outs, strict=True):
+        assert torch.equal(given.bits, placed.bits) and torch.equal(given.inside, placed.inside)
+        assert given.tensor.stride() == placed.tensor.stride()
+
+
+def test_a_moved_output_lies_inside_its_moved_guard() -> None:
+    spec = first_spec(form="masked", out="contiguous")
+    copy = moved(build(spec), "cpu")
+    (out,) = copy.outs
+    nothing = torch.zeros(out.tensor.shape[0], dtype=torch.bool)
+    assert out.foreign_writes(nothing) == 0
+    copy.keywords["out"].fill_(1.0)
+    assert out.foreign_writes(nothing) == out.tensor.numel()
+    assert out.foreign_writes(~nothing) == 0

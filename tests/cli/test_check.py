@@ -52,6 +52,15 @@ def test_a_violation_exits_1_and_names_the_problem(plant: Callable[..., None]) -
     assert "--backend faulty" in result.stdout
 
 
+def test_a_violation_names_the_device(plant: Callable[..., None]) -> None:
+    plant(faults.drops_last_k_block)
+    arguments = ["check", "--count", "20", "--max-violations", "1", "--device", "cpu:0"]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "VIOLATION on faulty on cpu:0: 0:" in result.stdout
+    assert "--backend faulty --device cpu:0" in result.stdout
+
+
 def test_only_runs_the_named_problem_again(plant: Callable[..., None]) -> None:
     plant(faults.ignores("bias"))
     report = json.loads(RUNNER.invoke(app, ["check", "--count", "20", "--json"]).stdout)
@@ -82,6 +91,7 @@ def test_json_is_clean(plant: Callable[..., None]) -> None:
         (["--only", "one_hot:100000"], "only: got 'one_hot:100000'"),
         (["--backend", "abacus"], "backend: got 'abacus'"),
         (["--backend", "reference", "--level", "avx2"], "level: got 'avx2'"),
+        (["--backend", "cpu", "--device", "cuda:9"], "device: got 'cuda:9'"),
     ],
 )
 def test_bad_usage_exits_2(arguments: list[str], message: str) -> None:

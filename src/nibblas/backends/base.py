@@ -94,6 +94,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device that it computes on, "cpu" or "cuda", the usual one first."""
+        ...
+
     def why_not(self, problem: Problem) -> list[str]:
         """Reasons for refusing the problem; empty: it can be run."""
         ...

@@ -24,6 +24,7 @@ class CpuBackend:
     """The native library at its best level, or at the one that NIBBLAS_CPU_LEVEL names."""
 
     name = "cpu"
+    devices = ("cpu",)
 
     def why_not(self, problem: Problem) -> list[str]:
         if problem.device != "cpu":

@@ -35,6 +35,7 @@ class PortableBackend:
     """mma.sync with weights decoded in registers."""
 
     name = "portable"
+    devices = ("cuda",)
 
     def why_not(self, problem: Problem) -> list[str]:
         if problem.device != "cuda":

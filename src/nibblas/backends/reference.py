@@ -26,6 +26,7 @@ class ReferenceBackend:
     """float64 through torch's matmul."""
 
     name = "reference"
+    devices = ("cpu", "cuda")
 
     def why_not(self, problem: Problem) -> list[str]:
         if problem.device == "cuda" and is_capturing():

@@ -50,7 +50,8 @@ class GuardedOut:
             written_rows: bool (rows,), True where the call has to write.
         """
         allowed = torch.zeros_like(self.inside)
-        allowed[self.inside] = written_rows[:, None].expand(self.tensor.shape).reshape(-1)
+        rows = written_rows.to(self.inside.device)
+        allowed[self.inside] = rows[:, None].expand(self.tensor.shape).reshape(-1)
         return int(((self.bits != self.poison) & ~allowed).sum())
 
 

@@ -1,4 +1,4 @@
-"""Where a problem can run: a backend and, for the CPU backend, an instruction level."""
+"""Where a problem can run: a backend, a device, and an instruction level of the CPU backend."""
 
 from __future__ import annotations
 
@@ -18,30 +18,44 @@ from nibblas.runtime import cpu_library
 
 @dataclass(frozen=True)
 class Target:
-    """A backend's name and an instruction level ("" where the backend has none)."""
+    """A backend's name, an instruction level ("" where it has none), and where the tensors lie."""
 
     backend: str
     level: str = ""
+    device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"{self.backend}/{self.level}" if self.level else self.backend
+        name = f"{self.backend}/{self.level}" if self.level else self.backend
+        return name if self.device == "cpu" else f"{name} on {self.device}"
 
 
-def available(*, backend: str | None = None, level: str | None = None) -> tuple[Target, ...]:
+def available(
+    *, backend: str | None = None, level: str | None = None, device: str | None = None
+) -> tuple[Target, ...]:
     """Every backend of this build, the CPU backend once per level that this machine can run.
 
-    A CPU backend without its library stays in the list, without a level: it refuses, visibly.
+    What cannot run here stays in the list and refuses, visibly: a CPU backend without its library
+    (then without a level), a GPU backend without a GPU (then on the CPU).
 
     Args:
         backend: only this one; None: NIBBLAS_BACKEND's, else all.
         level: only this CPU level; None: NIBBLAS_CPU_LEVEL's, else all.
+        device: only backends that compute there: "cpu", "cuda", "cuda:1"; None: each where it
+            usually computes.
 
     Raises:
-        ValueError: an unknown backend, or a level that cannot run here.
+        ValueError: an unknown backend, a level that cannot run here, a device that is not here or
+            that the one backend asked for does not compute on.
     """
     named = backend or env.forced_backend()
     backends = registry.all_backends() if named is None else (registry.get(named),)
-    targets = [Target(b.name, name) for b in backends for name in _levels(b)]
+    places = [(b, _place(b, device, named=named is not None)) for b in backends]
+    targets = [
+        Target(b.name, name, place)
+        for b, place in places
+        if place is not None
+        for name in _levels(b)
+    ]
     if level is None:
         return tuple(targets)
     at_level = tuple(target for target in targets if target.level == level)
@@ -49,6 +63,43 @@ def available(*, backend: str | None = None, level: str | None = None) -> tuple[
         known = ", ".join(target.level for target in targets if target.level) or "none"
         raise bad_value("level", given=repr(level), wanted=f"a level that runs here: {known}")
     return at_level
+
+
+def device_named(name: str) -> torch.device:
+    """The device that a user asks for by name, which is then there; ValueError otherwise."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        given = str(error).splitlines()[0]
+        raise bad_value("device", given=given, wanted="cpu, cuda or cuda:INDEX") from None
+    if device.type not in ("cpu", "cuda"):
+        raise bad_value("device", given=repr(name), wanted="cpu, cuda or cuda:INDEX")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise bad_value("device", given=repr(name), wanted=f"one of the {found} CUDA devices here")
+    return device
+
+
+def _place(backend: Backend, device: str | None, *, named: bool) -> str | None:
+    """The device to check a backend on; None: it computes on other kinds than the one asked for.
+
+    Args:
+        named: only this backend was asked for, so that what cannot be is an error.
+    """
+    if device is not None:
+        if device_named(device).type in backend.devices:
+            return device
+        if named:
+            kinds = " or ".join(backend.devices)
+            raise bad_value("device", given=repr(device), wanted=f"{kinds} with {backend.name!r}")
+        return None
+    usual = backend.devices[0]
+    if usual == "cuda" and not torch.cuda.is_available():
+        if named:
+            wanted = f"a CUDA device, on which {backend.name!r} computes"
+            raise bad_value("device", given="none that PyTorch can use", wanted=wanted)
+        return "cpu"
+    return usual
 
 
 def _levels(backend: Backend) -> Sequence[str]:

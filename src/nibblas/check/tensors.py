@@ -6,11 +6,12 @@ offs[-1] or past masked_m, the space around the output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from nibblas.check.guard import GuardedOut, guarded_out, spread
 from nibblas.check.problems import ProblemSpec
@@ -59,6 +60,27 @@ def build(spec: ProblemSpec, numbers: tuple[GroupNumbers, ...] | None = None) ->
     numbers = group_numbers(spec) if numbers is None else numbers
     place = {"packed": _packed, "masked": _masked, "list": _listed}[spec.form]
     return place(spec, numbers)
+
+
+def moved(case: Case, device: str) -> Case:
+    """A copy of the case on a device: whole storages, so that strides, gaps and guards stay."""
+    storages: dict[int, Tensor] = {}
+
+    def move(tensor: Tensor) -> Tensor:
+        key = tensor.untyped_storage().data_ptr()
+        data = storages.get(key)
+        if data is None:
+            data = storages[key] = _storage_bytes(tensor).to(device, copy=True)
+        elements = data.view(tensor.dtype)
+        return elements.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    parts = (case.x, case.w, case.offs, case.keywords)
+    x, w, offs, keywords = pytree.tree_map_only(Tensor, move, parts)
+    outs = tuple(
+        replace(out, tensor=move(out.tensor), bits=move(out.bits), inside=move(out.inside))
+        for out in case.outs
+    )
+    return Case(case.spec, case.numbers, x, w, offs, keywords, outs)
 
 
 def group_starts(spec: ProblemSpec) -> list[int]:
@@ -246,4 +268,4 @@ def _keywords(spec: ProblemSpec, numbers: tuple[GroupNumbers, ...]) -> dict[str,
 
 def _storage_bytes(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
-    return torch.tensor([], dtype=torch.uint8).set_(storage)
+    return torch.tensor([], dtype=torch.uint8, device=tensor.device).set_(storage)

@@ -2,6 +2,9 @@
 
 A run is right when every output lies within the stated bound of the float64 oracle, non-finite
 values stand exactly where the inputs put them, and no byte changed that the call does not own.
+
+Tensors are made on the CPU and copied to the target's device, where guards and inputs are looked at
+again; outputs come back to the CPU, where the oracle is.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from torch import Tensor
 from nibblas.api import grouped_mm, grouped_mm_list, grouped_mm_masked
 from nibblas.check.problems import ProblemSpec
 from nibblas.check.targets import Target, forced, one_thread
-from nibblas.check.tensors import Case, build, group_starts
+from nibblas.check.tensors import Case, build, group_starts, moved
 from nibblas.check.values import GroupNumbers, group_numbers, last_row
 from nibblas.errors import UnsupportedProblemError
 from nibblas.formats import e2m1
@@ -66,20 +69,22 @@ def judge(known: Truth, target: Target) -> Verdict:
     spec = known.spec
     with one_thread():
         case = build(spec, known.numbers)
-        before = [bits.clone() for bits in case.input_bits()]
     alone = None
     try:
+        case = _placed(case, target)
+        before = [bits.clone() for bits in case.input_bits()]
         with forced(target):
             returned = call(case, target.backend)
             if spec.batch_invariant:
-                alone = _largest_group_alone(known, target.backend)
+                alone = _largest_group_alone(known, target)
+        _wait_for(target)
     except UnsupportedProblemError as error:
         reasons = error.reasons.get(target.backend, [str(error)])
         return Verdict(spec, target, 0.0, _foreign_writes(case, wrote=False), "; ".join(reasons))
     except Exception as error:  # noqa: BLE001  whatever it is, it is a finding
         return Verdict(spec, target, 0.0, (f"raised {type(error).__name__}: {error}",))
     with one_thread():
-        outs = group_outputs(spec, returned)
+        outs = [out.cpu() for out in group_outputs(spec, returned)]
         worst, wrong = _compare_groups(known, outs)
         found = [*_foreign_writes(case, wrote=True), *_changed_inputs(case, before)]
     found += _not_given_out(case, returned)
@@ -96,6 +101,16 @@ def call(case: Case, backend: str) -> list[Tensor]:
     if case.spec.form == "masked":
         return [grouped_mm_masked(case.x, case.w, case.offs, **keywords)]
     return [grouped_mm(case.x, case.w, case.offs, **keywords)]
+
+
+def _placed(case: Case, target: Target) -> Case:
+    return case if target.device == "cpu" else moved(case, target.device)
+
+
+def _wait_for(target: Target) -> None:
+    """Raises here what a kernel did wrong: a device runs behind the host."""
+    if torch.device(target.device).type == "cuda":
+        torch.cuda.synchronize(target.device)
 
 
 def _exact_group(group: GroupNumbers) -> Exact:
@@ -218,7 +233,7 @@ def _largest_group(spec: ProblemSpec) -> int:
     return max(range(spec.groups), key=lambda group: spec.rows[group])
 
 
-def _largest_group_alone(known: Truth, backend: str) -> Tensor | None:
+def _largest_group_alone(known: Truth, target: Target) -> Tensor | None:
     """The last row of the largest group, (N,), run as a problem of its own; None without rows."""
     spec = known.spec
     group = _largest_group(spec)
@@ -226,8 +241,8 @@ def _largest_group_alone(known: Truth, backend: str) -> Tensor | None:
         return None
     n, k = (spec.group_n(group),), (spec.group_k(group),)
     alone = replace(spec, rows=(1,), n=n, k=k, spare_rows=0)
-    case = build(alone, (last_row(known.numbers[group]),))
-    return group_outputs(alone, call(case, backend))[0][0]
+    case = _placed(build(alone, (last_row(known.numbers[group]),)), target)
+    return group_outputs(alone, call(case, target.backend))[0][0].cpu()
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -44,6 +44,10 @@ def check(
     level: Annotated[
         str | None, typer.Option(help="Check this CPU level only. [default: all that are here]")
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda or cuda:1. [default: where each backend usually computes]"),
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option(
@@ -56,18 +60,20 @@ def check(
 ) -> None:
     """Run random problems and the bit-exact checks; compare with the float64 oracle.
 
-    Every problem runs on every backend and CPU level of this machine. A result must lie within
-    the stated error bound, and padding, guard rows and inputs must stay as they were.
+    Every problem runs on every backend and CPU level of this machine, each on the device where it
+    computes. A result must lie within the stated error bound, and padding, guard rows and inputs
+    must stay as they were.
 
     \b
     Examples:
       nibblas check
       nibblas check --count 200 --seed 7 --backend cpu --level avx2
+      nibblas check --count 300 --backend portable --device cuda
       nibblas check --only 7:113
 
     Exit codes: 0 no violation; 1 a violation, with the problem that shows it; 2 bad usage.
     """
-    targets = available(backend=backend, level=level)
+    targets = available(backend=backend, level=level, device=device)
     if only is not None:
         problems: Iterable[Truth] = [_one_problem(only)]
         total = 1
@@ -168,4 +174,5 @@ def _print_violations(out: Console, result: SweepResult) -> None:
 
 def _options(target: Target) -> str:
     level = f" --level {target.level}" if target.level else ""
-    return f" --backend {target.backend}{level}"
+    device = f" --device {target.device}" if target.device != "cpu" else ""
+    return f" --backend {target.backend}{level}{device}"

@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from nibblas.backends.selection import explain_problem
+from nibblas.check.targets import device_named
 from nibblas.cli.report import (
     CHECK_FAILED,
     Debug,
@@ -42,7 +43,6 @@ from nibblas.competition import (
 )
 from nibblas.competition.harness import Content
 from nibblas.competition.harness import Progress as Report
-from nibblas.errors import bad_value
 from nibblas.plan.problem import GroupShape, Problem
 
 CPU_INPUTS = 2
@@ -99,7 +99,7 @@ def competition(
 
     Exit codes: 0 all outputs right; 1 a wrong output; 2 bad usage or environment.
     """
-    where = _device(device)
+    where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     run = Run(str(where))
     kernel = partial(custom_kernel, backend=backend)
     chosen = {case.name: _chosen(case, where, backend) for case in BENCHMARKS}
@@ -114,22 +114,6 @@ def competition(
         _print_run(console(), run, chosen)
     if not run.passed:
         raise typer.Exit(CHECK_FAILED)
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        given = one_line(str(error))
-        raise bad_value("device", given=given, wanted="cpu, cuda or cuda:INDEX") from None
-    if device.type not in ("cpu", "cuda"):
-        raise bad_value("device", given=repr(name), wanted="cpu, cuda or cuda:INDEX")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise bad_value("device", given=repr(name), wanted=f"one of the {found} CUDA devices here")
-    return device
 
 
 def _chosen(case: Case, device: torch.device, backend: str | None) -> str:
