@@ -94,6 +94,7 @@ class CubinCache:
         if not options:
             shipped = _read(self.prebuilt / file_name(source, prebuilt_key(source)))
             if shipped is not None:
+                _log.debug("%s for %s: prebuilt", source.entry, source.target)
                 return shipped
         key = user_key(source, compiler_version(), options)
         path = None if self.folder is None else self.folder / file_name(source, key)
