@@ -53,7 +53,9 @@ def answering(gpu_lane: Any, status: int | None, stdout: str = "", stderr: str =
     """In place of ``Lane.python``: one answer to every command, which are kept in ``calls``."""
     calls: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
-    def python(*arguments: str, under: tuple[str, ...] = ()) -> Any:
+    def python(
+        *arguments: str, under: tuple[str, ...] = (), settings: dict[str, str] | None = None
+    ) -> Any:
         calls.append((arguments, under))
         return gpu_lane.Finished(status, stdout, stderr)
 
@@ -153,16 +155,37 @@ def test_output_that_is_no_json_is_a_failure(
     assert (step.outcome, step.detail) == ("failed", "no JSON on stdout")
 
 
-@pytest.mark.parametrize("status", [0, 86])
+NO_ERRORS = "========= ERROR SUMMARY: 0 errors"
+NO_HAZARDS = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+ONE_HAZARD = "========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)"
+
+
+@pytest.mark.parametrize(
+    ("status", "stdout", "detail"),
+    [
+        (0, NO_ERRORS, ""),
+        (0, NO_HAZARDS, ""),
+        (86, NO_ERRORS, "exit status 86"),
+        (0, ONE_HAZARD, ONE_HAZARD),
+        (0, f"{NO_ERRORS}\n{NO_ERRORS.replace('0', '10')}", "========= ERROR SUMMARY: 10 errors"),
+        (0, "all passed", "no summary of the tool"),
+    ],
+)
 def test_a_sanitizer_runs_the_small_problems_and_its_findings_fail_the_step(
-    gpu_lane: Any, lane: Any, monkeypatch: pytest.MonkeyPatch, status: int
+    gpu_lane: Any,
+    lane: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    stdout: str,
+    detail: str,
 ) -> None:
     (lane.scratch / "racecheck.xml").write_text(REPORT)
-    monkeypatch.setattr(gpu_lane.shutil, "which", lambda _: "/opt/compute-sanitizer")
-    answer = answering(gpu_lane, status, "1 hazard")
+    monkeypatch.setattr(gpu_lane.shutil, "which", lambda *_, **__: "/opt/compute-sanitizer")
+    answer = answering(gpu_lane, status, stdout)
     monkeypatch.setattr(lane, "python", answer.python)
     *_, step = gpu_lane.STEPS["racecheck"].run(lane)
-    assert step.outcome == ("failed" if status else "passed")
+    assert step.outcome == ("failed" if detail else "passed")
+    assert step.detail.startswith(detail)
     ((arguments, under),) = answer.calls
     assert under[:3] == ("/opt/compute-sanitizer", "--tool", "racecheck")
     assert "tests/gpu/test_small.py" in arguments
@@ -171,9 +194,9 @@ def test_a_sanitizer_runs_the_small_problems_and_its_findings_fail_the_step(
 def test_a_sanitizer_that_is_not_there_is_skipped(
     gpu_lane: Any, lane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_lane.shutil, "which", lambda _: None)
+    monkeypatch.setattr(gpu_lane.shutil, "which", lambda *_, **__: None)
     (step,) = gpu_lane.STEPS["memcheck"].run(lane)
-    assert (step.outcome, step.detail) == ("skipped", "compute-sanitizer is not on PATH")
+    assert (step.outcome, step.detail) == ("skipped", "there is no compute-sanitizer")
 
 
 def test_no_time_is_given_after_a_failure(gpu_lane: Any, lane: Any, results: Any) -> None:
