@@ -27,7 +27,7 @@ LAYERS = (
     "api",
     "adapters",
 )
-SIDE_ROOMS = frozenset({"competition", "check", "cli"})
+SIDE_ROOMS = frozenset({"competition", "check", "cli", "emulator"})
 ROOMS = frozenset(LAYERS) | SIDE_ROOMS
 PACKAGE_ROOT = "__init__"
 
@@ -159,6 +159,7 @@ def test_kernels_hold_no_python() -> None:
         ("formats/e2m1.py", "from nibblas import grouped_mm"),
         ("env.py", "import nibblas.formats.e2m1"),
         ("backends/cpu.py", "def load():\n    from nibblas import competition"),
+        ("runtime/driver.py", "from nibblas.emulator import Device"),
         ("api.py", "import importlib\nimportlib.import_module('nibblas.cli')"),
         ("__init__.py", "from nibblas.check import values"),
     ],

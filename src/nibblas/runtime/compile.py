@@ -107,6 +107,41 @@ def compile_cubin(
             is older than the target.
     """
     flags = [f"--gpu-architecture={target}", *OPTIONS, *options]
+    cubin, log = _compile(source, name, target, headers, flags, log_folder, result="nvrtcGetCUBIN")
+    return Compiled(cubin, log, parse_resources(log), parse_notes(log))
+
+
+def compile_ptx(
+    source: str,
+    *,
+    name: str,
+    target: str,
+    headers: Mapping[str, str],
+    options: Sequence[str] = (),
+    log_folder: Path | None = None,
+) -> str:
+    """The PTX text of one source text; arguments and errors as ``compile_cubin``."""
+    flags = [f"--gpu-architecture={_virtual(target)}", *OPTIONS, *options]
+    ptx, _ = _compile(source, name, target, headers, flags, log_folder, result="nvrtcGetPTX")
+    return ptx.rstrip(b"\0").decode()
+
+
+def _virtual(target: str) -> str:
+    """ "sm_90a" -> "compute_90a": NVRTC writes PTX for virtual architectures."""
+    return target.replace("sm_", "compute_")
+
+
+def _compile(
+    source: str,
+    name: str,
+    target: str,
+    headers: Mapping[str, str],
+    flags: Sequence[str],
+    log_folder: Path | None,
+    *,
+    result: str,
+) -> tuple[bytes, str]:
+    """What NVRTC's getter ``result`` gives for the compiled text, and the log."""
     program = _call(
         "nvrtcCreateProgram",
         source.encode(),
@@ -124,10 +159,9 @@ def compile_cubin(
             log_file = _write_log(log_folder, name, target, _report(log, flags, source, headers))
             first_line = next(filter(None, log.splitlines()), status.name)
             raise CompileError(name, target, first_line=first_line, log_file=log_file)
-        cubin = _bytes(program, "nvrtcGetCUBIN")
+        return _bytes(program, result), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Compiled(cubin, log, parse_resources(log), parse_notes(log))
 
 
 def _check_release(target: str) -> None:

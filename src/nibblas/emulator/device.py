@@ -1,0 +1,325 @@
+"""The public interface: a device, its buffers, modules and kernels."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from nibblas.emulator.errors import LaunchError, PtxError
+from nibblas.emulator.limits import LIMITS, Limits, check_launch
+from nibblas.emulator.machine.cta import Dim3
+from nibblas.emulator.machine.machine import Machine
+from nibblas.emulator.machine.memory import (
+    INITIALISED,
+    PARAM_BASE,
+    AddressMap,
+    Memory,
+)
+from nibblas.emulator.order import ORDERS, make_order
+from nibblas.emulator.program import Program, decode
+from nibblas.emulator.ptx import model as ptx
+from nibblas.emulator.ptx import parse
+from nibblas.emulator.report import Report
+from nibblas.errors import bad_type, bad_value
+
+MAX_INSTRUCTIONS = 200_000_000
+"""Warp instructions after which a launch is given up."""
+
+SHARED_BEGIN = 1024
+"""Where variables begin in a CTA's shared memory: sm_90 keeps the first KiB for itself."""
+
+
+@runtime_checkable
+class HasBytes(Protocol):
+    """A by-value argument: a tensor map, a struct."""
+
+    def tobytes(self) -> bytes: ...
+
+
+class Buffer:
+    """An allocation in the device's global memory.
+
+    Attributes:
+        address: of its first byte. shape, dtype: those that ``to_numpy`` returns.
+    """
+
+    def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.memory, self.shape, self.dtype = memory, shape, np.dtype(dtype)
+
+    @property
+    def address(self) -> int:
+        return self.memory.base
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.num_bytes
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """A copy of the contents; bytes that nothing has written are 0xCD."""
+        contents: npt.NDArray[Any] = self.memory.data.copy().view(self.dtype)
+        return contents.reshape(self.shape)
+
+    def written(self) -> npt.NDArray[np.bool_]:
+        """For each byte, whether something has written it. [num_bytes]"""
+        return (self.memory.state & INITIALISED).astype(bool)
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.memory.name}, {self.dtype}, {self.shape}, {self.address:#x})"
+
+
+Argument = int | float | np.generic | Buffer | bytes | bytearray | HasBytes
+
+
+class Device:
+    """An emulated GPU.
+
+    >>> dev = Device("sm_90", seed=1, order="random")
+    >>> x = dev.from_numpy(np.arange(64, dtype=np.float32))
+
+    Args:
+        arch: "sm_80" to "sm_90"; decides limits.
+        seed, order: what is left open is decided by these alone; see ``ORDERS``.
+        num_sms: what %nsmid says, and how many CTAs run at once.
+        shared_begin: where a CTA's variables begin in its shared memory, a multiple of 16; other
+            values than the default show what relies on more alignment than it declares.
+        max_instructions: of one launch, before NoProgress.
+    """
+
+    def __init__(
+        self,
+        arch: str = "sm_90",
+        *,
+        seed: int = 0,
+        order: str = "round_robin",
+        num_sms: int | None = None,
+        shared_begin: int = SHARED_BEGIN,
+        max_instructions: int = MAX_INSTRUCTIONS,
+    ) -> None:
+        if arch not in LIMITS:
+            raise bad_value("arch", given=repr(arch), wanted=f"one of {', '.join(LIMITS)}")
+        if order not in ORDERS:
+            raise bad_value("order", given=repr(order), wanted=f"one of {', '.join(ORDERS)}")
+        if shared_begin < 0 or shared_begin % 16:
+            raise bad_value("shared_begin", given=shared_begin, wanted="a multiple of 16")
+        self.arch, self.seed, self.order = arch, seed, order
+        self.limits: Limits = LIMITS[arch]
+        self.num_sms = num_sms or self.limits.num_sms
+        self.shared_begin = shared_begin
+        self.max_instructions = max_instructions
+        self.addresses = AddressMap()
+        self._allocations = 0
+
+    def from_numpy(self, array: npt.NDArray[Any], *, name: str = "") -> Buffer:
+        """A buffer with the array's contents, C-contiguous; ``name`` is for messages."""
+        array = np.asarray(array)
+        buffer = self._buffer(array.shape, array.dtype, name, initialised=True)
+        buffer.memory.write(0, array.tobytes())
+        return buffer
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: npt.DTypeLike = np.uint8, *, name: str = ""
+    ) -> Buffer:
+        """A buffer that holds nothing yet: reading it before writing is an error."""
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        return self._buffer(extents, np.dtype(dtype), name, initialised=False)
+
+    def free(self, buffer: Buffer) -> None:
+        """Gives the memory back; later accesses through its addresses are out of bounds."""
+        self.addresses.free(buffer.memory)
+
+    def load_ptx(self, text: str) -> LoadedModule:
+        """Parses a module and lays its variables out. PtxError: it is not PTX."""
+        return LoadedModule(self, parse(text))
+
+    def _buffer(
+        self, shape: tuple[int, ...], dtype: Any, name: str, *, initialised: bool
+    ) -> Buffer:
+        self._allocations += 1
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        label = name or f"buffer {self._allocations}"
+        memory = self.addresses.allocate(label, num_bytes, initialised=initialised)
+        return Buffer(memory, shape, dtype)
+
+
+class LoadedModule:
+    """A PTX module on a device."""
+
+    def __init__(self, device: Device, module: ptx.Module) -> None:
+        self.device, self.module = device, module
+        self._memories: dict[str, Memory] = {}
+        for variable in module.variables.values():
+            if variable.space in ("global", "const") and not variable.extern:
+                self._memories[variable.name] = device.addresses.allocate(
+                    variable.name, variable.num_bytes, space=variable.space, initialised=True
+                )
+        self.addresses = {name: memory.base for name, memory in self._memories.items()}
+        for name, memory in self._memories.items():
+            memory.write(0, initial_bytes(module.variables[name], self.addresses))
+        self._kernels: dict[str, Kernel] = {}
+
+    @property
+    def kernel_names(self) -> list[str]:
+        return [name for name, f in self.module.functions.items() if f.is_entry]
+
+    def kernel(self, name: str) -> Kernel:
+        """An entry, decoded.
+
+        Raises:
+            KeyError: there is none of that name. UnsupportedInstruction, PtxError: with the line.
+        """
+        if name not in self.kernel_names:
+            raise KeyError(f"{name}: got no such entry; want one of {self.kernel_names}")
+        if name not in self._kernels:
+            program = decode(
+                self.module.functions[name],
+                absolute=self.addresses,
+                module_shared=self.module.variables,
+                param_base=PARAM_BASE,
+            )
+            self._kernels[name] = Kernel(self, program)
+        return self._kernels[name]
+
+    def variable(self, name: str) -> Buffer:
+        """A module-level global or const variable, as bytes."""
+        memory = self._memories[name]
+        return Buffer(memory, (memory.num_bytes,), np.uint8)
+
+
+class Kernel:
+    """An entry that can be launched."""
+
+    def __init__(self, module: LoadedModule, program: Program) -> None:
+        self.module, self.program = module, program
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    def launch(
+        self,
+        grid: int | Dim3,
+        block: int | Dim3,
+        args: Sequence[Argument] = (),
+        *,
+        cluster: Dim3 = (1, 1, 1),
+        smem: int = 0,
+    ) -> Report:
+        """Runs a grid to its end.
+
+        Args:
+            grid: CTAs; block: threads; a number is the x extent. cluster: CTAs of a cluster.
+            args: one value per parameter: a number, a buffer (its address), or raw bytes for a
+                struct by value (anything with ``tobytes``, such as a tensor map).
+            smem: bytes of dynamic shared memory.
+
+        Raises:
+            LaunchError, TypeError: the launch does not fit the kernel or the device.
+            EmulationError: the kernel did something wrong; see errors.py.
+        """
+        device = self.module.device
+        grid3, block3 = _dim3(grid), _dim3(block)
+        required = self.program.function.directives.get("reqnctapercluster")
+        if required and cluster == (1, 1, 1):
+            cluster = (required[0], required[1], required[2])
+        check_launch(
+            self.program,
+            device.limits,
+            grid=grid3,
+            block=block3,
+            cluster=cluster,
+            dynamic_bytes=smem,
+        )
+        image = pack_arguments(self.program, args)
+        addresses = device.addresses
+        addresses.reuse("param")
+        params = addresses.allocate(
+            f"parameters of {self.name}", len(image), space="param", initialised=True
+        )
+        params.write(0, image)
+        try:
+            return Machine(
+                self.program,
+                addresses,
+                make_order(device.order, device.seed),
+                grid=grid3,
+                block=block3,
+                cluster=cluster,
+                dynamic_bytes=smem,
+                shared_begin=device.shared_begin,
+                num_sms=device.num_sms,
+                resident_ctas=device.num_sms,
+                max_instructions=device.max_instructions,
+            ).run()
+        finally:
+            addresses.free(params)
+
+
+def _dim3(value: int | Dim3) -> Dim3:
+    return (value, 1, 1) if isinstance(value, int) else value
+
+
+def pack_arguments(program: Program, args: Sequence[Argument]) -> bytes:
+    """The parameter block of a launch.
+
+    Raises:
+        LaunchError: the number of arguments or a size is not what the entry declares.
+    """
+    params = program.function.params
+    if len(args) != len(params):
+        raise LaunchError(f"args: got {len(args)}; want {len(params)} for {program.name}")
+    image = bytearray(program.param_bytes)
+    for index, (param, value) in enumerate(zip(params, args, strict=True)):
+        data = _argument_bytes(f"args[{index}]", value, param)
+        offset = program.params[param.name]
+        image[offset : offset + len(data)] = data
+    return bytes(image)
+
+
+def _argument_bytes(name: str, value: Argument, param: ptx.Variable) -> bytes:
+    size = param.num_bytes
+    if isinstance(value, Buffer):
+        data = value.address.to_bytes(8, "little")
+    elif isinstance(value, (bytes, bytearray)):
+        data = bytes(value)
+    elif isinstance(value, (bool, int)):
+        if not -(1 << 8 * size - 1) <= value < 1 << 8 * size:
+            raise LaunchError(f"{name}: got {value}; want a number of {size} bytes")
+        data = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+    elif isinstance(value, float):
+        if size not in (4, 8):
+            raise LaunchError(f"{name}: got a float; want {size} bytes")
+        data = struct.pack("<f" if size == 4 else "<d", value)
+    elif isinstance(value, HasBytes):
+        data = value.tobytes()
+    else:
+        raise bad_type(name, given=value, wanted="a number, a Buffer, or bytes")
+    if len(data) != size:
+        raise LaunchError(f"{name}: got {len(data)} bytes; want {size} ({param.name})")
+    return data
+
+
+def initial_bytes(variable: ptx.Variable, addresses: dict[str, int]) -> bytes:
+    """The contents that a variable's initialiser gives; zeros where it says nothing."""
+    size = ptx.TYPE_BYTES[variable.type]
+    image = bytearray(variable.num_bytes)
+    for index, element in enumerate(variable.init or ()):
+        if isinstance(element, ptx.SymbolByte):
+            address = addresses.get(element.name)
+            if address is None:
+                raise PtxError(
+                    f"initialiser of {variable.name}: {element.name} has no address", variable.line
+                )
+            value = (address + element.offset) & element.mask
+            if element.mask > 0:
+                value >>= (element.mask & -element.mask).bit_length() - 1
+            data = (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+        elif isinstance(element, float):
+            data = struct.pack("<f" if size == 4 else "<d", element)
+        else:
+            data = (element & (1 << 8 * size) - 1).to_bytes(size, "little")
+        image[index * size : index * size + size] = data
+    return bytes(image)

@@ -1,0 +1,3 @@
+"""Instruction handlers, one module per family; ``table.py`` lists the families."""
+
+from __future__ import annotations

@@ -1,0 +1,25 @@
+"""All families. Importing this module fills ``registry.HANDLERS``; a new family adds its name."""
+
+from __future__ import annotations
+
+from nibblas.emulator.isa import (
+    barriers,
+    control,
+    conversions,
+    floating,
+    integer,
+    memory,
+    moves,
+    predicates,
+)
+from nibblas.emulator.isa.registry import HANDLERS, Handler, find_handler
+
+__all__ = ["FAMILIES", "all_handlers", "find_handler"]
+
+FAMILIES = (moves, integer, floating, conversions, predicates, control, memory, barriers)
+
+
+def all_handlers() -> list[Handler]:
+    """Every handler once, in the order of the families and their files."""
+    seen: dict[int, Handler] = {id(h): h for handlers in HANDLERS.values() for h in handlers}
+    return list(seen.values())

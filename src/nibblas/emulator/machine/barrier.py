@@ -1,0 +1,63 @@
+"""CTA barriers: the sixteen named ones of a CTA. PTX ISA, "bar, barrier"."""
+
+from __future__ import annotations
+
+from nibblas.emulator.errors import BarrierError
+from nibblas.emulator.machine.waiting import WaitQueue
+
+NUM_BARRIERS = 16
+
+
+class NamedBarrier:
+    """One barrier of a CTA; it counts threads.
+
+    Attributes:
+        arrived: threads of the current phase. expected: None until the first has come.
+        phase: completed phases.
+        whole: the phase is for all threads of the CTA; those that have exited are not waited for.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.arrived = 0
+        self.expected: int | None = None
+        self.whole = False
+        self.phase = 0
+        self.queue = WaitQueue()
+
+    def arrive(self, threads: int, expected: int, *, whole: bool) -> int:
+        """Counts threads; returns the phase that they arrived in.
+
+        Args:
+            expected: threads that complete the phase.
+        """
+        if self.expected is None:
+            self.expected, self.whole = expected, whole
+        elif self.expected != expected:
+            raise BarrierError(
+                f"barrier {self.number} expects {self.expected} threads in this phase, "
+                f"and an arrival expects {expected}"
+            )
+        self.arrived += threads
+        if self.arrived > expected:
+            raise BarrierError(
+                f"barrier {self.number} expects {expected} threads, and {self.arrived} arrived"
+            )
+        phase = self.phase
+        self._complete_if_full()
+        return phase
+
+    def threads_exited(self, left: int) -> None:
+        """A warp has exited and ``left`` threads are still there."""
+        if self.whole and self.expected is not None:
+            self.expected = left
+            self._complete_if_full()
+
+    def _complete_if_full(self) -> None:
+        if self.expected is not None and self.arrived >= self.expected:
+            self.arrived, self.expected, self.whole = 0, None, False
+            self.phase += 1
+            self.queue.notify()
+
+    def __str__(self) -> str:
+        return f"barrier {self.number}: {self.arrived} of {self.expected} threads have arrived"

@@ -1,0 +1,203 @@
+"""Bytes with bounds and a state per byte; and the address map of a device.
+
+An address of the global, const or entry-parameter space is its own generic address. Shared and
+local memory have windows in the generic space:
+
+    0x7000_0000_0000   shared::cluster window: + 32-bit shared address
+    0x7100_0000_0000   local window: + offset in the thread's local memory
+    0x7200_0000_0000   const variables
+    0x7300_0000_0000   parameters of the running entry
+    0x7400_0000_0000   global allocations, guard gaps between them
+
+A 32-bit shared address is ``rank of the CTA in its cluster << 24 | offset``, as on hardware, where
+clearing bit 24 names the even CTA of a pair.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nibblas.emulator.errors import IllegalOperation, OutOfBounds
+
+Array = npt.NDArray[Any]
+
+SHARED_WINDOW = 0x7000_0000_0000
+LOCAL_WINDOW = 0x7100_0000_0000
+CONST_BASE = 0x7200_0000_0000
+PARAM_BASE = 0x7300_0000_0000
+GLOBAL_BASE = 0x7400_0000_0000
+WINDOW_BYTES = 1 << 32
+RANK_SHIFT = 24
+"""Position of the CTA's cluster rank in a shared address."""
+
+ALLOCATION_ALIGN = 512
+GUARD_BYTES = 1 << 20
+
+# What is known of a byte; the states of one byte are or-ed together.
+INITIALISED = 1
+GENERIC_DIRTY = 2
+"""Written through the generic proxy, not yet fenced towards the async proxy."""
+ASYNC_WRITING = 4
+"""An asynchronous operation in flight may write it at any time."""
+ASYNC_READING = 8
+"""An asynchronous operation in flight may read it at any time."""
+
+READABLE = bytes([1, 3, 9, 11])
+"""States in which an ordinary read is right."""
+WRITABLE = bytes([0, 1, 2, 3])
+"""States in which an ordinary write is right."""
+
+POISON = 0xCD
+
+
+class Memory:
+    """A run of bytes at an address of some window.
+
+    Attributes:
+        name: for messages. base: address of the first byte. num_bytes: exact size.
+        data: uint8 [num_bytes]. state: uint8 [num_bytes], flags as above.
+        tracked: whether ordinary reads look at ``state``; off for memory known to be initialised.
+        watched: whether ordinary writes look at ``state``: asynchronous work is in flight here.
+        read_only: ordinary writes are refused.
+        written: what an ordinary write leaves in ``state``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base: int,
+        num_bytes: int,
+        *,
+        initialised: bool = False,
+        read_only: bool = False,
+        written: int = INITIALISED,
+    ) -> None:
+        self.name, self.base, self.num_bytes = name, base, num_bytes
+        self.read_only, self.written = read_only, written
+        padded = -(-num_bytes // 64) * 64
+        self._data = np.full(padded, POISON, np.uint8)
+        self._state = np.full(padded, INITIALISED if initialised else 0, np.uint8)
+        self.data, self.state = self._data[:num_bytes], self._state[:num_bytes]
+        self.tracked = not initialised
+        self.watched = 0
+        self._views: dict[tuple[int, int], tuple[Array, Array]] = {}
+
+    def __repr__(self) -> str:
+        return f"{self.name} [{self.base:#x}, {self.base + self.num_bytes:#x})"
+
+    @property
+    def end(self) -> int:
+        return self.base + self.num_bytes
+
+    def view(self, element_bytes: int, count: int) -> tuple[Array, Array]:
+        """(data, state) as rows of one access: [n] for one element, else [n, count].
+
+        Only whole rows within the bounds: an index past them is an IndexError.
+        """
+        key = (element_bytes, count)
+        if key not in self._views:
+            size = element_bytes * count
+            rows = self.num_bytes // size
+            shape = (rows,) if count == 1 else (rows, count)
+            dtype = np.dtype(f"u{element_bytes}")
+            self._views[key] = (
+                self._data[: rows * size].view(dtype).reshape(shape),
+                self._state[: rows * size].view(dtype).reshape(shape),
+            )
+        return self._views[key]
+
+    def close(self) -> None:
+        """Frees it: whoever still holds it finds every access out of bounds."""
+        self.num_bytes = 0
+        self._views.clear()
+
+    def contains(self, address: int, num_bytes: int) -> bool:
+        return self.base <= address and address + num_bytes <= self.end
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """Bytes, whatever their state."""
+        return self.data[offset : offset + num_bytes].tobytes()
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Bytes from the host or the emulator itself: initialised afterwards."""
+        self.data[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self.state[offset : offset + len(data)] |= INITIALISED
+
+
+class AddressMap:
+    """Global, const and parameter memory of a device: every allocation by address."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._by_base: dict[int, Memory] = {}
+        self._next = {"global": GLOBAL_BASE, "const": CONST_BASE, "param": PARAM_BASE}
+        self.live_bytes = 0
+        self.peak_bytes = 0
+
+    def allocate(
+        self, name: str, num_bytes: int, *, space: str = "global", initialised: bool = False
+    ) -> Memory:
+        """A new allocation, 512-byte aligned, a guard gap after it."""
+        base = self._next[space]
+        size = -(-max(num_bytes, 1) // ALLOCATION_ALIGN) * ALLOCATION_ALIGN
+        self._next[space] = base + size + GUARD_BYTES
+        memory = Memory(name, base, num_bytes, initialised=initialised, read_only=space != "global")
+        self._by_base[base] = memory
+        insort(self._bases, base)
+        self.live_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return memory
+
+    def free(self, memory: Memory) -> None:
+        if self._by_base.pop(memory.base, None) is None:
+            raise ValueError(f"{memory} is not allocated")
+        self._bases.remove(memory.base)
+        self.live_bytes -= memory.num_bytes
+        memory.close()
+
+    def reuse(self, space: str) -> None:
+        """Lets the next allocation of a space begin where its first one did."""
+        self._next[space] = {"const": CONST_BASE, "param": PARAM_BASE}[space]
+
+    def below(self, address: int) -> Memory | None:
+        """The allocation that begins last at or before an address."""
+        index = bisect_right(self._bases, address)
+        return self._by_base[self._bases[index - 1]] if index else None
+
+    def find(self, address: int, num_bytes: int) -> Memory:
+        """The allocation that holds a range.
+
+        Raises:
+            OutOfBounds: none does; the message names the nearest.
+        """
+        memory = self.below(address)
+        if memory is not None and memory.contains(address, num_bytes):
+            return memory
+        raise OutOfBounds(
+            f"{num_bytes} bytes at {address:#x} are in no allocation{self._nearest(address)}"
+        )
+
+    def _nearest(self, address: int) -> str:
+        memory = self.below(address)
+        if memory is not None and address - memory.end < GUARD_BYTES:
+            return (
+                f"; {address - memory.base} bytes into {memory.name}, which has {memory.num_bytes}"
+            )
+        index = bisect_right(self._bases, address)
+        if index < len(self._bases) and self._bases[index] - address < GUARD_BYTES:
+            memory = self._by_base[self._bases[index]]
+            return f"; {memory.base - address} bytes before {memory.name}"
+        return "; the null pointer" if address < 4096 else ""
+
+
+def shared_base(rank: int) -> int:
+    """The shared address at which the memory of a cluster's CTA begins."""
+    return rank << RANK_SHIFT
+
+
+def refuse_write(memory: Memory) -> None:
+    raise IllegalOperation(f"a store to {memory.name}, which is read-only")

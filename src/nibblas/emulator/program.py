@@ -1,0 +1,407 @@
+"""A kernel decoded: blocks of steps over register slots. Done once per kernel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nibblas.emulator.errors import PtxError, UnsupportedInstruction
+from nibblas.emulator.flow import weak_topological_order
+from nibblas.emulator.isa.build import Build, bits_dtype
+from nibblas.emulator.isa.registry import Handler, Match, Step
+from nibblas.emulator.isa.table import find_handler
+from nibblas.emulator.machine.guards import (
+    converging_end,
+    guarded_end,
+    guarded_step,
+    uniform_guard,
+)
+from nibblas.emulator.machine.memory import Array
+from nibblas.emulator.ptx.model import (
+    Address,
+    BranchTargets,
+    Function,
+    Group,
+    Instruction,
+    Label,
+    Pair,
+    Reg,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+_LOCAL_ALIGN = 32
+
+
+@dataclass
+class Block:
+    """Instructions that always run together.
+
+    Attributes:
+        index: its place in the order of visits. following: the block after it in the text.
+        steps: all instructions but one that may change what runs next; that one is ``end``.
+        instructions: those of steps and end. size: their number. families: counts.
+    """
+
+    index: int
+    following: int
+    steps: list[Step] = field(default_factory=list)
+    end: Step | None = None
+    instructions: list[Instruction] = field(default_factory=list)
+    families: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def seal(self) -> None:
+        self._size = max(1, len(self.instructions))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kernel ready to run.
+
+    Attributes:
+        registers: what a warp's slots hold at its start; specials and ``shared`` are filled in.
+        specials: slot by (special register's name, bytes). shared: (slot, offset, bytes) of
+            addresses of shared variables.
+        shared_bytes: of static shared memory; dynamic follows it. local_bytes: per thread.
+    """
+
+    name: str
+    function: Function
+    blocks: list[Block]
+    registers: list[Array]
+    specials: Mapping[str, int]
+    shared: list[tuple[int, int, int]]
+    shared_bytes: int
+    dynamic_align: int
+    local_bytes: int
+    params: Mapping[str, int]
+    param_bytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where variables lie: address or offset by name.
+
+    ``absolute``: global and const variables and parameters, by generic address.
+    """
+
+    absolute: Mapping[str, int]
+    shared: Mapping[str, int]
+    local: Mapping[str, int]
+
+
+class Slots:
+    """Slots of registers, constants, special registers and addresses, made on first use."""
+
+    def __init__(self, function: Function, layout: Layout) -> None:
+        self._function, self._layout = function, layout
+        self.values: list[Array] = []
+        self._widths: list[int] = []
+        self._registers: dict[str, int] = {}
+        self._constants: dict[tuple[str, int], int] = {}
+        self.specials: dict[str, int] = {}
+        self.shared: list[tuple[int, int, int]] = []
+        self._shared: dict[tuple[int, int], int] = {}
+        self._read_only: set[int] = set()
+
+    def _new(self, value: Array) -> int:
+        value.setflags(write=False)
+        self.values.append(value)
+        self._widths.append(1 if value.dtype == bool else value.itemsize * (value.size // 32))
+        return len(self.values) - 1
+
+    def register(self, name: str, line: int) -> int:
+        """A declared or special register."""
+        slot = self._registers.get(name)
+        if slot is not None:
+            return slot
+        kind = self._function.registers.get(name)
+        if kind is None:
+            return self._special(name, line)
+        slot = self._registers[name] = self._new(_poisoned(kind))
+        return slot
+
+    def writable(self, name: str, line: int) -> int:
+        if name not in self._function.registers:
+            raise PtxError(f"{name} cannot be written", line)
+        return self.register(name, line)
+
+    def sink(self, kind: str) -> int:
+        return self.register_of_kind("_", kind)
+
+    def register_of_kind(self, name: str, kind: str) -> int:
+        """A slot of the decoder's own, one per name and type."""
+        key = f"{name} {kind}"
+        if key not in self._registers:
+            self._registers[key] = self._new(_poisoned(kind))
+        return self._registers[key]
+
+    def constant(self, value: np.generic) -> int:
+        key = (value.dtype.str, int(value))
+        if key not in self._constants:
+            self._constants[key] = self._new(np.full(32, value))
+        return self._constants[key]
+
+    def symbol(self, symbol: Symbol, num_bytes: int, line: int) -> int:
+        """The address of a variable in its own space, ``num_bytes`` wide."""
+        name, layout = symbol.name, self._layout
+        dtype = np.dtype(f"u{num_bytes}").type
+        if name in layout.shared:
+            key = (layout.shared[name] + symbol.offset, num_bytes)
+            if key not in self._shared:
+                self._shared[key] = self._new(np.zeros(32, dtype))
+                self.shared.append((self._shared[key], *key))
+            return self._shared[key]
+        for table in (layout.local, layout.absolute):
+            if name in table:
+                address = table[name] + symbol.offset
+                return self.constant(dtype(address & (1 << 8 * num_bytes) - 1))
+        raise PtxError(f"{name} is not declared", line)
+
+    def width(self, slot: int) -> int:
+        return self._widths[slot]
+
+    def is_predicate(self, slot: int) -> bool:
+        return self.values[slot].dtype == bool
+
+    def _special(self, name: str, line: int) -> int:
+        kind = SPECIALS.get(name)
+        if kind is None:
+            raise UnsupportedInstruction(f"special register {name} is not modelled", line)
+        if name not in self.specials:
+            self.specials[name] = self._registers[name] = self._new(np.zeros(32, bits_dtype(kind)))
+        return self.specials[name]
+
+
+def _poisoned(kind: str) -> Array:
+    if kind == "b128":
+        return np.full((32, 2), 0xBAADF00DBAADF00D, np.uint64)
+    if kind == "pred":
+        return np.zeros(32, bool)
+    dtype = bits_dtype(kind)
+    return np.full(32, 0xBAADF00DBAADF00D & (1 << 8 * dtype.itemsize) - 1, dtype)
+
+
+#: Special registers that do not change while a warp runs, by type.
+SPECIALS: dict[str, str] = {
+    **{
+        f"%{name}.{axis}": "u32"
+        for name in (
+            *("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid"),
+            *("cluster_ctaid", "cluster_nctaid"),
+        )
+        for axis in "xyz"
+    },
+    **{
+        f"%{name}": "u32"
+        for name in (
+            *("laneid", "warpid", "nwarpid", "smid", "nsmid"),
+            *("cluster_ctarank", "cluster_nctarank"),
+            *("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt"),
+            *("dynamic_smem_size", "total_smem_size", "aggr_smem_size"),
+        )
+    },
+    "%gridid": "u64",
+    "%is_explicit_cluster": "pred",
+}
+
+
+def layout_variables(
+    variables: Mapping[str, Variable] | list[Variable], space: str, start: int = 0
+) -> tuple[dict[str, int], int, int]:
+    """Offsets by name of the variables of a space, their end, and the largest alignment."""
+    offsets, at, largest = {}, start, 1
+    found = variables.values() if isinstance(variables, Mapping) else variables
+    for variable in found:
+        if variable.space != space or variable.extern:
+            continue
+        at = -(-at // variable.align) * variable.align
+        offsets[variable.name] = at
+        at += variable.num_bytes
+        largest = max(largest, variable.align)
+    return offsets, at, largest
+
+
+class Decoder:
+    """One kernel's statements to blocks."""
+
+    def __init__(self, function: Function, slots: Slots) -> None:
+        self.function, self.slots = function, slots
+        self.matches: dict[int, Match] = {}
+        self.tables: dict[str, tuple[str, ...]] = {}
+
+    def blocks(self) -> list[Block]:
+        """All blocks, numbered in the order of visits."""
+        groups, label_group = self._groups()
+        targets = [self._successors(group, label_group) for group in groups]
+        successors = [
+            [*explicit, *([i + 1] if falls and i + 1 < len(groups) else [])]
+            for i, (explicit, falls) in enumerate(targets)
+        ]
+        order = weak_topological_order(successors)
+        place = {group: index for index, group in enumerate(order)}
+        labels = {name: place.get(group, -1) for name, group in label_group.items()}
+        blocks = []
+        for index, group in enumerate(order):
+            following = place.get(group + 1, -1)
+            if targets[group][1] and following < 0:
+                line = groups[group][-1].line if groups[group] else self.function.line
+                raise PtxError(f"{self.function.name} runs past its end", line)
+            blocks.append(self._block(index, following, groups[group], labels))
+        return blocks
+
+    def _groups(self) -> tuple[list[list[Instruction]], dict[str, int]]:
+        """Instructions by block in text order, and the block that each label begins."""
+        groups: list[list[Instruction]] = [[]]
+        labels: dict[str, int] = {}
+        for statement in self.function.body or ():
+            if isinstance(statement, BranchTargets):
+                self.tables[statement.name] = statement.targets
+            elif isinstance(statement, Label):
+                if groups[-1]:
+                    groups.append([])
+                labels[statement.name] = len(groups) - 1
+            else:
+                match = self.matches[id(statement)] = find_handler(statement)
+                if match.handler.retries and groups[-1]:
+                    groups.append([])
+                groups[-1].append(statement)
+                if match.handler.ends_block:
+                    groups.append([])
+        if not groups[-1] and len(groups) > 1 and len(groups) - 1 not in labels.values():
+            groups.pop()
+        return groups, labels
+
+    def _successors(
+        self, group: list[Instruction], labels: Mapping[str, int]
+    ) -> tuple[list[int], bool]:
+        """(explicit targets, whether the next block can follow)."""
+        if not group:
+            return [], True
+        last = group[-1]
+        guarded = last.guard is not None
+        if last.opcode == "bra":
+            return [self._label(last, labels)], guarded
+        if last.opcode == "brx":
+            table = last.operands[1]
+            name = table.name if isinstance(table, (Reg, Symbol)) else ""
+            if name not in self.tables:
+                raise PtxError(f"{name} is not a table of branch targets", last.line)
+            return [labels[target] for target in self.tables[name]], guarded
+        return [], guarded or last.opcode not in ("ret", "exit", "trap")
+
+    def _label(self, instruction: Instruction, labels: Mapping[str, int]) -> int:
+        operand = instruction.operands[0] if instruction.operands else None
+        name = operand.name if isinstance(operand, (Reg, Symbol)) else ""
+        if name not in labels:
+            raise PtxError(f"{instruction}: {name!r} is not a label", instruction.line)
+        return labels[name]
+
+    def _block(
+        self, index: int, following: int, group: list[Instruction], labels: dict[str, int]
+    ) -> Block:
+        block = Block(index, following)
+        for instruction in group:
+            match = self.matches[id(instruction)]
+            build = Build(
+                instruction,
+                match,
+                self.slots,
+                here=index,
+                following=following,
+                labels=labels,
+                tables=self.tables,
+            )
+            step = match.handler.handle(build)
+            guard = instruction.guard
+            slot = self.slots.register(guard.register, instruction.line) if guard else -1
+            if guard and not self.slots.is_predicate(slot):
+                raise build.refusal(f"{guard.register} is not a predicate")
+            if guard and not match.handler.own_guard:
+                step = _guard_of(match.handler)(step, slot, negated=guard.negated)
+            if match.handler.ends_block:
+                block.end = converging_end(step) if match.handler.converges else step
+            else:
+                block.steps.append(step)
+            block.instructions.append(instruction)
+            block.families[match.handler.family] += 1
+        block.seal()
+        return block
+
+
+def _guard_of(handler: Handler) -> Callable[..., Step]:
+    if handler.converges:
+        return uniform_guard
+    return guarded_end if handler.ends_block else guarded_step
+
+
+def decode(
+    function: Function,
+    *,
+    absolute: Mapping[str, int],
+    module_shared: Mapping[str, Variable],
+    param_base: int,
+) -> Program:
+    """Decodes an entry.
+
+    Args:
+        absolute: generic addresses of the module's global and const variables.
+        module_shared: the module's shared variables, extern ones included.
+        param_base: generic address that the entry's parameters will have.
+    """
+    if not function.is_entry or function.body is None:
+        raise PtxError(f"{function.name} is not an entry with a body", function.line)
+    used = _names(function)
+    shared = [v for v in module_shared.values() if v.space == "shared" and v.name in used]
+    shared_offsets, shared_bytes, _ = layout_variables([*shared, *function.variables], "shared")
+    externs = [v for v in shared if v.extern]
+    dynamic_align = max([16, *(v.align for v in externs)])
+    dynamic = -(-shared_bytes // dynamic_align) * dynamic_align
+    shared_offsets.update({v.name: dynamic for v in externs})
+    local_offsets, local_bytes, _ = layout_variables(list(function.variables), "local")
+    params, param_bytes, _ = layout_variables(list(function.params), "param")
+    addresses = {name: param_base + offset for name, offset in params.items()}
+    layout = Layout({**absolute, **addresses}, shared_offsets, local_offsets)
+    slots = Slots(function, layout)
+    blocks = Decoder(function, slots).blocks()
+    return Program(
+        function.name,
+        function,
+        blocks,
+        slots.values,
+        slots.specials,
+        slots.shared,
+        shared_bytes,
+        dynamic_align,
+        -(-local_bytes // _LOCAL_ALIGN) * _LOCAL_ALIGN,
+        params,
+        param_bytes,
+    )
+
+
+def _names(function: Function) -> set[str]:
+    """Every name that an instruction of the body mentions."""
+    found: set[str] = set()
+    pending: list[object] = []
+    for statement in function.body or ():
+        if isinstance(statement, Instruction):
+            pending += statement.operands
+    while pending:
+        operand = pending.pop()
+        if isinstance(operand, (Reg, Symbol)):
+            found.add(operand.name)
+        elif isinstance(operand, Address):
+            pending += [operand.base, *operand.coordinates]
+        elif isinstance(operand, (Vector, Group)):
+            pending += operand.items
+        elif isinstance(operand, Pair):
+            pending += [operand.first, operand.second]
+    return found
