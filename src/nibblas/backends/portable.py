@@ -26,6 +26,9 @@ from nibblas.runtime.records import SCALE_LAYOUTS, SCALE_STARTS, TYPES, address
 
 _TILE_ROWS = 128
 
+#: What kernels/portable/cursor.cuh counts in 32 bits, with a block or a stage to spare.
+_LARGEST_COUNT = 2**31 - 1024
+
 #: ``Params`` of kernels/portable/params.cuh, field by field.
 _PARAMS = struct.Struct("=4q4q2i4q4q2i6q6q4q3q2i")
 assert _PARAMS.size == PARAMS_BYTES
@@ -47,7 +50,7 @@ class PortableBackend:
         if target_of(capability) is None:
             found = ".".join(map(str, capability))
             return [f"it has no kernel for compute capability {found}; sm_80 and newer have one"]
-        return []
+        return _beyond_32_bits(problem)
 
     def plan(self, problem: Problem) -> Plan:
         capability = compute_capability(problem.device_index)
@@ -72,6 +75,21 @@ class PortableBackend:
                 grid = (min(sms * config.ctas_per_sm, tiles), 1, 1)
                 kernel = load_kernel(device, config)
                 kernel.launch(grid, (config.threads, 1, 1), params_of(product), queue)
+
+
+def _beyond_32_bits(problem: Problem) -> list[str]:
+    """Sizes that the kernel's counters do not hold; N and the rows of all groups have 64 bits."""
+    group_rows = [shape.m for shape in problem.shapes]
+    counts = {
+        "groups": problem.groups,
+        "tokens in a group": problem.rows if problem.form == "packed" else max(group_rows),
+        "values along K": max(shape.k for shape in problem.shapes),
+    }
+    return [
+        f"it counts {what} in 32 bits: at most {_LARGEST_COUNT:,}, and there may be {count:,}"
+        for what, count in counts.items()
+        if count > _LARGEST_COUNT
+    ]
 
 
 def config_of(product: Operands, planned: PortableConfig) -> PortableConfig:
