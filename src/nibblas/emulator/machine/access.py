@@ -172,7 +172,7 @@ class Path:
             self._set_base(base + lane * warp.local_bytes)
             self._bases -= (_ALL_LANES * warp.local_bytes).astype(np.uint64)
             self._bases32 = self._bases.astype(np.uint32)
-        elif self._kind != "own":
+        elif self._kind != "own" and base % _GUESSED_ALIGN == 0:
             shared = memory in warp.cta.cluster.memories
             self._kind, self._memory = ("peer", None) if shared else ("fixed", memory)
             self._set_base(base)
@@ -296,6 +296,9 @@ def check_write(memory: Memory, offset: int, num_bytes: int, lane: int | None = 
 
 
 _ALL_LANES = np.arange(32)
+_GUESSED_ALIGN = 32
+"""Of a memory's base, so that rows of every size begin at multiples of the size."""
+
 _ALIGNED, _ALIGNED32 = bytes(32 * 8), bytes(32 * 4)
 _TOP_CLEARED = np.full(32, (1 << 63) - 1, np.uint64)
 _PATTERN = {

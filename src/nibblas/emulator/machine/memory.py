@@ -3,11 +3,14 @@
 An address of the global, const or entry-parameter space is its own generic address. Shared and
 local memory have windows in the generic space:
 
-    0x7000_0000_0000   shared::cluster window: + 32-bit shared address
-    0x7100_0000_0000   local window: + offset in the thread's local memory
-    0x7200_0000_0000   const variables
-    0x7300_0000_0000   parameters of the running entry
-    0x7400_0000_0000   global allocations, guard gaps between them
+    0x1_7000_0000_0000   shared::cluster window: + 32-bit shared address
+    0x1_7100_0000_0000   local window: + offset in the thread's local memory
+    0x1_7200_0000_0000   const variables
+    0x1_7300_0000_0000   parameters of the running entry
+    0x1_7400_0000_0000   global allocations, guard gaps between them
+
+All lie above 2^48, where no process has memory of its own: a CPU tensor can be adopted at its own
+address. All fit in 49 bits, as device addresses do.
 
 A 32-bit shared address is ``rank of the CTA in its cluster << 24 | offset``, as on hardware, where
 clearing bit 24 names the even CTA of a pair.
@@ -25,11 +28,11 @@ from nibblas.emulator.errors import IllegalOperation, OutOfBounds
 
 Array = npt.NDArray[Any]
 
-SHARED_WINDOW = 0x7000_0000_0000
-LOCAL_WINDOW = 0x7100_0000_0000
-CONST_BASE = 0x7200_0000_0000
-PARAM_BASE = 0x7300_0000_0000
-GLOBAL_BASE = 0x7400_0000_0000
+SHARED_WINDOW = 0x1_7000_0000_0000
+LOCAL_WINDOW = 0x1_7100_0000_0000
+CONST_BASE = 0x1_7200_0000_0000
+PARAM_BASE = 0x1_7300_0000_0000
+GLOBAL_BASE = 0x1_7400_0000_0000
 WINDOW_BYTES = 1 << 32
 RANK_SHIFT = 24
 """Position of the CTA's cluster rank in a shared address."""
@@ -64,6 +67,8 @@ class Memory:
         watched: whether ordinary writes look at ``state``: asynchronous work is in flight here.
         read_only: ordinary writes are refused.
         written: what an ordinary write leaves in ``state``.
+
+    ``data`` given, uint8 [num_bytes]: the bytes are the caller's own, not copied.
     """
 
     def __init__(
@@ -75,11 +80,12 @@ class Memory:
         initialised: bool = False,
         read_only: bool = False,
         written: int = INITIALISED,
+        data: Array | None = None,
     ) -> None:
         self.name, self.base, self.num_bytes = name, base, num_bytes
         self.read_only, self.written = read_only, written
-        padded = -(-num_bytes // 64) * 64
-        self._data = np.full(padded, POISON, np.uint8)
+        padded = num_bytes if data is not None else -(-num_bytes // 64) * 64
+        self._data = np.full(padded, POISON, np.uint8) if data is None else data
         self._state = np.full(padded, INITIALISED if initialised else 0, np.uint8)
         self.data, self.state = self._data[:num_bytes], self._state[:num_bytes]
         self.tracked = not initialised
@@ -151,6 +157,20 @@ class AddressMap:
         self.live_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return memory
+
+    def adopt(self, memory: Memory) -> None:
+        """Enters memory that lies at an address of its own, such as a CPU tensor's.
+
+        Raises:
+            ValueError: the range overlaps an allocation.
+        """
+        other = self.below(memory.end - 1)
+        if other is not None and other.end > memory.base:
+            raise ValueError(f"{memory} overlaps {other}")
+        self._by_base[memory.base] = memory
+        insort(self._bases, memory.base)
+        self.live_bytes += memory.num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def free(self, memory: Memory) -> None:
         if self._by_base.pop(memory.base, None) is None:
