@@ -16,7 +16,7 @@ import torch
 
 from nibblas.errors import NativeLibraryError
 from nibblas.runtime import INSTALL_HINT, elf
-from nibblas.runtime.driver import Attribute, DriverError, LaunchSpec
+from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchSpec
 from nibblas.runtime.launcher import Launcher
 from nibblas.runtime.tensormap import TensorMapSpec
 
@@ -38,6 +38,8 @@ class CudaDriver:
     Args:
         cuda: the module ``cuda.bindings.driver``.
     """
+
+    image_kind: ImageKind = "cubin"
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
@@ -80,10 +82,10 @@ class CudaDriver:
             self._attributes[device, name] = self._call("cuDeviceGetAttribute", attribute, handle)
         return self._attributes[device, name]
 
-    def load(self, device: int, cubin: bytes) -> int:
+    def load(self, device: int, image: bytes) -> int:
         with self._in_context(device), self._outside_capture():
-            module = int(self._call("cuModuleLoadData", cubin))
-        self._modules[module] = (device, cubin)
+            module = int(self._call("cuModuleLoadData", image))
+        self._modules[module] = (device, image)
         return module
 
     def function(self, module: int, name: str) -> int:

@@ -1,7 +1,8 @@
 """The driver seam: everything that kernels need from a device, behind one small interface.
 
 ``CudaDriver`` answers it with a GPU; ``RecordingDriver`` answers it with none, and keeps what it
-was asked. All handles and addresses are plain integers.
+was asked; the emulator's driver runs kernels with none. All handles and addresses are plain
+integers.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ Attribute = Literal[
 ]
 """``driver_version`` is the newest CUDA that the driver supports, as 1000 * major + 10 * minor;
 ``max_shared_bytes_per_block`` the most that a kernel can opt in to."""
+
+
+ImageKind = Literal["cubin", "ptx"]
+"""Machine code, or the text that machine code is made from."""
 
 
 class LaunchSpec(NamedTuple):
@@ -91,8 +96,13 @@ class Driver(Protocol):
 
     def attribute(self, device: int, name: Attribute) -> int: ...
 
-    def load(self, device: int, cubin: bytes) -> int:
-        """The module of a cubin on one device; it stays loaded as long as the driver lives."""
+    @property
+    def image_kind(self) -> ImageKind:
+        """What ``load`` takes."""
+        ...
+
+    def load(self, device: int, image: bytes) -> int:
+        """The module of an image on one device; it stays loaded as long as the driver lives."""
         ...
 
     def function(self, module: int, name: str) -> int:

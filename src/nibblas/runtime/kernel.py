@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from nibblas import env
 from nibblas.errors import NativeLibraryError
 from nibblas.runtime.cache import CubinCache, default_cache
+from nibblas.runtime.compile import compile_ptx
 from nibblas.runtime.driver import Dim3, Driver, LaunchSpec, current_driver
 from nibblas.runtime.source import KernelConfig, KernelSource
 
@@ -48,11 +49,11 @@ class LoadedKernel:
         *,
         config: KernelConfig,
         source: KernelSource,
-        cubin: bytes,
+        image: bytes,
     ) -> None:
         self.config, self.source, self.device = config, source, device
         self._driver = driver
-        module = driver.load(device, cubin)
+        module = driver.load(device, image)
         sizes = config.exported_sizes()
         _check_sizes(driver, module, source, sizes)
         self._parameter_bytes = sizes.get(PARAMETER_BYTES)
@@ -130,10 +131,25 @@ def load_kernel(
     kernel = kernels.get(key)
     if kernel is None:
         source = KernelSource.of(config, config.target(compute_capability(device)))
-        cubin = (cache or default_cache()).get(source)
-        kernel = LoadedKernel(driver, device, config=config, source=source, cubin=cubin)
+        if driver.image_kind == "ptx":
+            image = _ptx(source)
+        else:
+            image = (cache or default_cache()).get(source)
+        kernel = LoadedKernel(driver, device, config=config, source=source, image=image)
         kernels[key] = kernel
     return kernel
+
+
+def _ptx(source: KernelSource) -> bytes:
+    """With source lines, for the reports of whoever reads it."""
+    headers = dict(source.headers)
+    return compile_ptx(
+        source.text,
+        name=source.name,
+        target=source.target,
+        headers=headers,
+        options=["-lineinfo"],
+    ).encode()
 
 
 def compute_capability(device: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nibblas.runtime import elf
-from nibblas.runtime.driver import Attribute, DriverError, LaunchSpec
+from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchSpec
 from nibblas.runtime.tensormap import TensorMapSpec
 
 _FIRST_HANDLE = 0x1000
@@ -47,6 +47,8 @@ class RecordingDriver:
         cubins: content by module handle.
         queue: what ``current_queue`` answers.
     """
+
+    image_kind: ImageKind = "cubin"
 
     def __init__(
         self,
@@ -93,11 +95,11 @@ class RecordingDriver:
         self._check_device("cuDeviceGetAttribute", device)
         return self.attributes[name]
 
-    def load(self, device: int, cubin: bytes) -> int:
+    def load(self, device: int, image: bytes) -> int:
         self._check_device("cuModuleLoadData", device)
-        self._record("load", device=device, cubin=cubin)
+        self._record("load", device=device, image=image)
         module = self._handle()
-        self.cubins[module] = cubin
+        self.cubins[module] = image
         return module
 
     def function(self, module: int, name: str) -> int:
