@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nibblas import calls, ops
+from nibblas import calls, eager, ops
 from nibblas.backends.base import Operands
 from nibblas.backends.selection import Explanation, explain_problem
 from nibblas.calls import Epilogue, Options
@@ -72,17 +72,24 @@ def grouped_mm(
         >>> nibblas.grouped_mm(torch.randn(5, 64).bfloat16(), w, torch.tensor([3, 5]).int()).shape
         torch.Size([5, 32])
     """
+    how = (out_dtype, backend, precision, batch_invariant, validate)
+    call = ("packed", x, w, offs, out, alpha, row_scale, bias, how)
+    done = eager.run(call)
+    if done is not None:
+        return done
     product = calls.packed_product(x, w, offs, Epilogue(alpha, row_scale, bias))
     options = Options(backend, precision, batch_invariant, validate)
     options.check(x)
     dtype = calls.out_dtype_of(x, out, out_dtype)
     if out is None:
         y: Tensor = torch.ops.nibblas.grouped_mm(*product, dtype, *options.arguments)
-        return y
-    check_out(out, (x.shape[0], w.rows), dtype=dtype, device=x.device)
-    calls.refuse_gradient(x, "x")
-    torch.ops.nibblas.grouped_mm_out(*product, out, *options.arguments)
-    return out
+    else:
+        check_out(out, (x.shape[0], w.rows), dtype=dtype, device=x.device)
+        calls.refuse_gradient(x, "x")
+        torch.ops.nibblas.grouped_mm_out(*product, out, *options.arguments)
+        y = out
+    eager.keep(call, product, y)
+    return y
 
 
 def grouped_mm_masked(
@@ -116,22 +123,29 @@ def grouped_mm_masked(
         ``(G, max_m, N)``. Rows past ``masked_m[g]`` are not written: without ``out`` they hold
         whatever the memory held.
     """
+    how = (out_dtype, backend, precision, batch_invariant, validate)
+    call = ("masked", x, w, masked_m, out, alpha, row_scale, bias, how)
+    done = eager.run(call)
+    if done is not None:
+        return done
     product = calls.masked_product(x, w, masked_m, Epilogue(alpha, row_scale, bias))
     options = Options(backend, precision, batch_invariant, validate)
     options.check(x)
     dtype = calls.out_dtype_of(x, out, out_dtype)
     shape = (x.shape[0], x.shape[1], w.rows)
-    if out is None:
-        with renamed({"offs": "masked_m"}):
-            y: Tensor = torch.ops.nibblas.grouped_mm(*product, dtype, *options.arguments)
-        return y.view(shape)
-    check_out(out, shape, dtype=dtype, device=x.device)
-    if not out.is_contiguous():
-        raise bad_value("out", given=f"strides {out.stride()}", wanted="a contiguous tensor")
-    calls.refuse_gradient(x, "x")
+    if out is not None:
+        check_out(out, shape, dtype=dtype, device=x.device)
+        if not out.is_contiguous():
+            raise bad_value("out", given=f"strides {out.stride()}", wanted="a contiguous tensor")
+        calls.refuse_gradient(x, "x")
     with renamed({"offs": "masked_m"}):
-        torch.ops.nibblas.grouped_mm_out(*product, out.flatten(0, 1), *options.arguments)
-    return out
+        if out is None:
+            y: Tensor = torch.ops.nibblas.grouped_mm(*product, dtype, *options.arguments)
+        else:
+            y = out.flatten(0, 1)
+            torch.ops.nibblas.grouped_mm_out(*product, y, *options.arguments)
+    eager.keep(call, product, y)
+    return y.view(shape) if out is None else out
 
 
 def grouped_mm_list(

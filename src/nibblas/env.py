@@ -23,6 +23,13 @@ CPU_LEVEL_VARIABLE = "NIBBLAS_CPU_LEVEL"
 CACHE_DIR_VARIABLE = "NIBBLAS_CACHE_DIR"
 LOG_LAUNCHES_VARIABLE = "NIBBLAS_LOG_LAUNCHES"
 
+_environ = os.environ
+_variables: dict[bytes, bytes] | None = (
+    getattr(os.environ, "_data", None) if os.name == "posix" else None
+)
+_BACKEND_KEY, _CPU_LEVEL_KEY = os.fsencode(BACKEND_VARIABLE), os.fsencode(CPU_LEVEL_VARIABLE)
+_NOTHING_FORCED = (None, None)
+
 
 def forced_backend() -> str | None:
     """The backend's name from NIBBLAS_BACKEND; None when unset or empty."""
@@ -32,6 +39,23 @@ def forced_backend() -> str | None:
 def forced_cpu_level() -> str | None:
     """The level's name: ``cpu_level``'s, else NIBBLAS_CPU_LEVEL's; None when unset or empty."""
     return _cpu_level.get() or os.environ.get(CPU_LEVEL_VARIABLE) or None
+
+
+def forced() -> tuple[str | None, str | None]:
+    """``forced_backend()`` and ``forced_cpu_level()``.
+
+    Every call of a product asks, and ``os.environ.get`` takes 1 us to find a variable missing.
+    CPython keeps the variables in a dictionary of bytes, which is asked first where it is there.
+    """
+    raw = _variables if os.environ is _environ else None
+    if (
+        raw is not None
+        and _BACKEND_KEY not in raw
+        and _CPU_LEVEL_KEY not in raw
+        and _cpu_level.get() is None
+    ):
+        return _NOTHING_FORCED
+    return forced_backend(), forced_cpu_level()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from torch import Tensor
 from nibblas import env
 from nibblas.backends import registry
 from nibblas.backends.base import Operands, is_capturing
+from nibblas.backends.prepared import PreparedCall
 from nibblas.backends.reference import checked_tokens, tokens_of, weights_of
 from nibblas.backends.selection import choose
 from nibblas.errors import bad_value, renamed
@@ -35,12 +36,7 @@ from nibblas.plan.select import Plan
 from nibblas.runtime.bounded import BoundedCache
 from nibblas.validation import operands as check
 from nibblas.validation.memory import check_apart
-from nibblas.validation.offs import (
-    check_masked_m_contents,
-    check_offs_contents,
-    check_offs_metadata,
-    check_packed_scale_rows,
-)
+from nibblas.validation.offs import check_group_sizes, check_offs_metadata
 from nibblas.validation.operands import ACTIVATION_NAMES, OUT_NAMES
 from nibblas.validation.scales import check_scale_contents
 
@@ -120,14 +116,8 @@ def check_contents(operands: Sequence[Operands], form: Form, validate: str) -> N
     for i, product in enumerate(operands):
         offs = product.offs
         if offs is not None and (strict or offs.device.type == "cpu"):
-            if product.max_m:
-                check_masked_m_contents(offs, product.max_m)
-            else:
-                check_offs_contents(offs, product.m)
-            if product.x_scales is not None and product.x_scale_layout == "blocked":
-                check_packed_scale_rows(
-                    offs, product.x_scales.shape[0], product.x_scale_start, product.max_m
-                )
+            rows = (product.m, product.max_m, product.blocked_scale_rows)
+            check_group_sizes(offs, *rows, product.x_scale_start)
         if strict:
             with renamed(_list_names(i) if form == "list" else {}):
                 _check_scales(product)
@@ -210,13 +200,10 @@ def _check_memory(operands: Sequence[Operands], form: Form) -> None:
     check_apart(outs, inputs)
 
 
-def _run(
-    operands: Sequence[Operands],
-    form: Form,
-    backend: str | None,
-    batch_invariant: bool,
-    validate: str,
-) -> None:
+def plan_of(
+    operands: Sequence[Operands], form: Form, backend: str | None, batch_invariant: bool
+) -> Plan:
+    """The plan of a call, made and its metadata checked once for all that agree in metadata."""
     key = (form, backend, batch_invariant, env.forced_backend(), env.forced_cpu_level())
     metadata = tuple(_metadata_of(product) for product in operands)
     capturing = operands[0].x.is_cuda and is_capturing()
@@ -228,18 +215,32 @@ def _run(
         problem = problem_of(operands, form, batch_invariant=batch_invariant, read_sizes=False)
         return choose(problem, backend)
 
-    plan = _plans.get_or_make((key, metadata, capturing), plan_anew)
-    check_contents(operands, form, validate)
-    with torch.no_grad():
-        registry.get(plan.backend).run(operands, plan)
+    return _plans.get_or_make((key, metadata, capturing), plan_anew)
 
 
 _plans: BoundedCache[Hashable, Plan] = BoundedCache(1024)
+
+prepared_calls: BoundedCache[Hashable, PreparedCall] = BoundedCache(1024)
+"""Kept by ``eager``; here, because whoever forgets plans forgets what was prepared by them."""
 
 
 def forget_plans() -> None:
     """Lets every call plan anew: after a backend has changed its mind about what it can take."""
     _plans.clear()
+    prepared_calls.clear()
+
+
+def _run(
+    operands: Sequence[Operands],
+    form: Form,
+    backend: str | None,
+    batch_invariant: bool,
+    validate: str,
+) -> None:
+    plan = plan_of(operands, form, backend, batch_invariant)
+    check_contents(operands, form, validate)
+    with torch.no_grad():
+        registry.get(plan.backend).run(operands, plan)
 
 
 def _metadata_of(product: Operands) -> Hashable:
@@ -257,7 +258,7 @@ def _grouped_mm_out(*arguments: Any) -> None:
     operands = [Operands.of(product, out)]
     _check_memory(operands, operands[0].form)
     _run(operands, operands[0].form, backend, batch_invariant, validate)
-    _mark_written([out])
+    mark_written(out)
 
 
 def _grouped_mm(*arguments: Any) -> Tensor:
@@ -324,14 +325,8 @@ def _grouped_mm_list_out(*arguments: Any) -> None:
     operands = list_operands(*lists)
     _check_memory(operands, "list")
     _run(operands, "list", backend, batch_invariant, validate)
-    _mark_written([product.out for product in operands])
-
-
-def _mark_written(outs: Sequence[Tensor]) -> None:
-    """Tells autograd, which does not see the backends write, that saved outputs have changed."""
-    for out in outs:
-        if not out.is_inference():
-            torch.autograd.graph.increment_version(out)
+    for product in operands:
+        mark_written(product.out)
 
 
 def _grouped_mm_grad_x(
@@ -379,6 +374,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ctx.dtype,
     )
     return (grad_x, *[None] * (ctx.arguments - 1))
+
+
+def mark_written(out: Tensor) -> None:
+    """Tells autograd, which does not see the backends write, that a saved output has changed."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
 
 
 for _name, _kernel, _fake in (

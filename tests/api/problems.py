@@ -8,6 +8,7 @@ import torch
 
 from nibblas import NVFP4Array
 from nibblas.formats import scale_layout
+from nibblas.formats.reference import error_bound, grouped_mm_reference, within_bound
 
 
 def random_array(
@@ -56,4 +57,17 @@ def small() -> tuple[torch.Tensor, NVFP4Array, torch.Tensor]:
     return random_tokens(5, 64, 2, torch.bfloat16), w, offs_of([3, 5])
 
 
-__all__ = ["offs_of", "random_array", "random_tokens", "small"]
+def quantized_small() -> tuple[NVFP4Array, NVFP4Array, torch.Tensor]:
+    """The same with NVFP4 tokens, whose blocked scales are packed by group."""
+    _, w, offs = small()
+    return random_array((5, 64), 3, layout="blocked", ends=[3, 5], rule="torch"), w, offs
+
+
+def assert_right(y: torch.Tensor, x: Any, w: Any, offs: torch.Tensor, **factors: Any) -> None:
+    """y is the product within its error bound, in every row that belongs to a group."""
+    exact = grouped_mm_reference(x, w, offs, **factors)
+    within = within_bound(y, exact, error_bound(exact, y.dtype))
+    assert bool(within[: int(offs[-1])].all())
+
+
+__all__ = ["assert_right", "offs_of", "quantized_small", "random_array", "random_tokens", "small"]

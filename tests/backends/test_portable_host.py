@@ -69,7 +69,7 @@ def test_a_warm_call_is_one_launch_and_nothing_else(driver: RecordingDriver) -> 
     assert [event.call for event in driver.events] == ["launch"]
     (launch,) = driver.launches
     assert launch.grid == (12, 1, 1)  # 4 groups of 3 tiles of 128 rows; the device holds more
-    assert launch.block == (256, 1, 1)
+    assert launch.block == (plan.config.threads, 1, 1)
     assert launch.shared_bytes == plan.config.shared_bytes
     assert launch.queue == driver.queue
     assert len(launch.parameters) == PARAMS_BYTES
@@ -170,3 +170,64 @@ def test_common_alignment() -> None:
     assert common_alignment(16, 12) == 4
     assert common_alignment(16, 2) == 1
     assert common_alignment(16, 7) == 1
+
+
+def full_operands(*, quantized: bool, blocked: bool, seed: int) -> Operands:
+    """Every tensor that a product can have, newly made."""
+    torch.manual_seed(seed)
+    groups, rows, n, k = 4, 10, 300, 512
+    tokens = torch.randint(0, 256, (rows, k // 2)).to(torch.uint8)
+    shapes = ((640, k // 16), (groups, 384, k // 16))
+    if not blocked:
+        shapes = ((rows, k // 16), (groups, n, k // 16))
+    x_scales, w_scales = (torch.zeros(shape, dtype=torch.uint8) for shape in shapes)
+    return replace(
+        operands(groups=groups, rows=rows, n=n, k=k),
+        x=tokens if quantized else torch.zeros(rows, k, dtype=torch.float16),
+        x_scales=x_scales if quantized else None,
+        x_scale_layout="blocked" if blocked and quantized else "linear",
+        x_global=torch.ones(groups) if quantized else None,
+        w_scales=w_scales,
+        w_scale_layout="blocked" if blocked else "linear",
+        row_scale=torch.ones(rows),
+    )
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("blocked", [False, True])
+def test_a_prepared_product_launches_as_a_new_one_would(
+    driver: RecordingDriver, quantized: bool, blocked: bool
+) -> None:
+    first = full_operands(quantized=quantized, blocked=blocked, seed=1)
+    problem = replace(problem_of(first), activations="nvfp4" if quantized else "fp16")
+    plan = BACKEND.plan(problem)
+    run_at = BACKEND.prepare(first, plan)
+    assert run_at is not None
+    others = [full_operands(quantized=quantized, blocked=blocked, seed=seed) for seed in (2, 3)]
+    driver.clear()
+    for product in others:
+        assert run_at([tensor.data_ptr() for tensor in product.tensors.values()])
+    assert [event.call for event in driver.events] == ["launch"] * 2
+    prepared = list(driver.launches)
+    driver.clear()
+    BACKEND.run(others, plan)
+    assert prepared == driver.launches
+    assert prepared[0].parameters != prepared[1].parameters
+
+
+def test_a_prepared_product_leaves_another_driver_alone(driver: RecordingDriver) -> None:
+    product = operands()
+    plan = BACKEND.plan(problem_of(product))
+    run_at = BACKEND.prepare(product, plan)
+    assert run_at is not None
+    addresses = [tensor.data_ptr() for tensor in product.tensors.values()]
+    driver.clear()
+    with use_driver(RecordingDriver()) as other:
+        assert not run_at(addresses)
+    assert not other.events and not driver.events
+    assert run_at(addresses)
+
+
+def test_nothing_to_compute_is_not_prepared(driver: RecordingDriver) -> None:
+    product = operands(rows=0)
+    assert BACKEND.prepare(product, BACKEND.plan(problem_of(product))) is None

@@ -132,6 +132,15 @@ def test_a_refused_launch_names_itself(session: Session) -> None:
     )
 
 
+def test_a_bound_launch_is_a_launch_with_other_parameters_and_queue(session: Session) -> None:
+    settled = "context 101 grid 1 2 3 block 4 5 6 shared 77 queue 9a"
+    assert session["bound launch"]["calls"] == [f"launch 300 {settled} attributes 0: more"]
+    (call,) = session["bound launch in context"]["calls"]
+    assert call == f"launch 300 {settled} attributes 2: more"
+    assert "queue 0x9a" in session["refused bound launch"]["error"]
+    assert session["context after bound"]["result"] == 0
+
+
 def without_module(monkeypatch: pytest.MonkeyPatch, *owners: Any) -> None:
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -103,6 +105,18 @@ def test_a_warm_call_does_nothing_but_launch(
     assert [event.call for event in recorder.events] == ["launch"] * 3
 
 
+def test_a_bound_launch_reaches_the_driver_as_a_launch_does(
+    recorder: RecordingDriver, loaded: LoadedKernel
+) -> None:
+    settings: Any = {"cluster": (2, 1, 1), "programmatic": True}
+    loaded.launch(8, (128, 2, 1), PARAMETERS, QUEUE, **settings)
+    loaded.bind(8, (128, 2, 1), bytes(PARAMS.size), **settings)(PARAMETERS, QUEUE)
+    launch, bound = recorder.launches
+    assert launch == bound
+    with pytest.raises(ValueError, match="tiny_scale: got 23 bytes of parameters; want 24"):
+        loaded.bind(8, 128, bytes(23))
+
+
 @pytest.mark.parametrize("size", [0, PARAMS.size - 1, PARAMS.size + 8])
 def test_parameters_of_another_size_are_refused(
     recorder: RecordingDriver, loaded: LoadedKernel, size: int
@@ -129,7 +143,9 @@ def test_a_size_that_the_kernel_does_not_export_is_refused(recorder: RecordingDr
         load_kernel(0, config)
 
 
+@pytest.mark.parametrize("bound", [False, True])
 def test_a_launch_is_logged_before_it_happens(
+    bound: bool,
     recorder: RecordingDriver,
     loaded: LoadedKernel,
     caplog: pytest.LogCaptureFixture,
@@ -138,12 +154,13 @@ def test_a_launch_is_logged_before_it_happens(
     def refuse(spec: LaunchSpec) -> None:
         raise DriverError("cuLaunchKernelEx", error="CUDA_ERROR_LAUNCH_FAILED", launch=spec)
 
+    launch = loaded.bind(8, 128, PARAMETERS) if bound else partial(loaded.launch, 8, 128)
     monkeypatch.setattr(recorder, "launch", refuse)
     with (
         caplog.at_level(logging.DEBUG, "nibblas.launch"),
         pytest.raises(DriverError, match="cuLaunchKernelEx: CUDA_ERROR_LAUNCH_FAILED; launching"),
     ):
-        loaded.launch(8, 128, PARAMETERS, QUEUE)
+        launch(PARAMETERS, QUEUE)
     assert [record.getMessage() for record in caplog.records] == [
         "tiny_scale on device 0: grid (8, 1, 1) block (128, 1, 1) cluster (1, 1, 1) "
         "shared 512 B parameters 24 B queue 0xabc0"

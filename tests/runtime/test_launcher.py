@@ -85,8 +85,44 @@ def test_cluster_and_programmatic_launch_are_attributes() -> None:
     assert receiver.attributes == [[cluster, programmatic], [cluster], [programmatic], []]
 
 
+def test_a_bound_launch_hands_over_what_a_launch_does() -> None:
+    receiver = Receiver()
+    launcher = Launcher(receiver.address)
+    spec = SPEC._replace(cluster=(2, 4, 1), programmatic=True)
+    bound = launcher.bind(spec._replace(queue=0, parameters=b""))
+    launcher.launch(spec)
+    assert bound(spec.parameters, spec.queue) == 0
+    launcher.launch(SPEC)  # the structures are shared; what is settled must be written each time
+    bound(spec.parameters, spec.queue)
+    first, second, _, again = zip(receiver.launches, receiver.attributes, strict=True)
+    assert first == second == again
+
+
+def test_threads_share_a_bound_launch_and_do_not_mix() -> None:
+    all_have_begun = threading.Barrier(4)
+    receiver = Receiver(parameter_bytes=4, pause=all_have_begun.wait)
+    bound = Launcher(receiver.address).bind(SPEC)
+
+    def launch(thread: int) -> None:
+        for step in range(10):
+            mark = 1000 * (thread + 1) + step
+            bound(mark.to_bytes(4, "little"), mark)
+
+    threads = [threading.Thread(target=launch, args=[index]) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    marks = {queue for *_, queue, _, _, _ in receiver.launches}
+    assert len(marks) == len(receiver.launches) == 40
+    for *_, queue, _, data, _ in receiver.launches:
+        assert queue == int.from_bytes(data, "little")
+
+
 def test_status_is_returned() -> None:
-    assert Launcher(Receiver(status=719).address).launch(SPEC) == 719
+    launcher = Launcher(Receiver(status=719).address)
+    assert launcher.launch(SPEC) == 719
+    assert launcher.bind(SPEC)(SPEC.parameters, SPEC.queue) == 719
 
 
 def test_parameters_with_zero_bytes_arrive_whole() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,8 +78,25 @@ class Operands:
         return self.w.shape[0]
 
     @property
+    def blocked_scale_rows(self) -> int | None:
+        """Rows of x's blocked scales; None: it has none."""
+        if self.x_scales is None or self.x_scale_layout != "blocked":
+            return None
+        return self.x_scales.shape[0]
+
+    @property
     def form(self) -> Form:
         return "masked" if self.max_m else "packed"
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that there are, by field name, in this class's order: ``out`` is last."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
+
+RunAt = Callable[[Sequence[int]], bool]
+"""Runs a prepared product on tensors of the same metadata at other addresses, given in the order of
+``Operands.tensors``. False: it cannot any more, and nothing has been written."""
 
 
 class Backend(Protocol):
@@ -109,6 +126,15 @@ class Backend(Protocol):
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
         """Computes every product of the sequence into its ``out``."""
+        ...
+
+    def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
+        """Does all that depends on metadata and alignment only, once for many calls.
+
+        What is returned may be called by several threads at once. The addresses that it is called
+        with equal the product's own modulo 16 for x, w and their block scales, and none is null.
+        None: this backend has nothing to prepare.
+        """
         ...
 
 

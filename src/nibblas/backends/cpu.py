@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nibblas.backends.base import Operands
+from nibblas.backends.base import Operands, RunAt
 from nibblas.env import forced_cpu_level
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.arch import CPU_LEVELS
@@ -15,7 +15,28 @@ from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime import cpu_library
 from nibblas.runtime.cpu_library import PROBLEM
-from nibblas.runtime.records import SCALE_LAYOUTS, SCALE_STARTS, TYPES, address
+from nibblas.runtime.records import (
+    SCALE_LAYOUTS,
+    SCALE_STARTS,
+    TYPES,
+    RecordTemplate,
+    address,
+)
+
+#: Where ``problem_record`` puts addresses, in words of 8 bytes, by the names of Operands.
+_ADDRESS_WORDS = {
+    "x": 6,
+    "x_scales": 9,
+    "x_global": 13,
+    "w": 15,
+    "w_scales": 18,
+    "w_global": 22,
+    "offs": 26,
+    "alpha": 27,
+    "row_scale": 28,
+    "bias": 29,
+    "out": 32,
+}
 
 _NOTES = ("one fp32 sum per output in an order of its own: batch-invariant", "weights in place")
 
@@ -43,6 +64,17 @@ class CpuBackend:
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
         records = [problem_record(product) for product in operands]
         cpu_library.load().grouped_mm(records, plan.config, torch.get_num_threads())
+
+    def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
+        words = [_ADDRESS_WORDS[name] for name in product.tensors]
+        record_at = RecordTemplate(problem_record(product), words).filled
+        grouped_mm, level = cpu_library.load().grouped_mm, plan.config
+
+        def run_at(addresses: Sequence[int]) -> bool:
+            grouped_mm((record_at(addresses),), level, torch.get_num_threads())
+            return True
+
+        return run_at
 
 
 def problem_record(product: Operands) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from nibblas.backends.base import Operands
+from nibblas.backends.base import Operands, RunAt
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.arch import gpu_of
 from nibblas.plan.cost import Estimate, portable_time
@@ -22,7 +22,13 @@ from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime.driver import current_driver
 from nibblas.runtime.kernel import compute_capability, current_queue, load_kernel
-from nibblas.runtime.records import SCALE_LAYOUTS, SCALE_STARTS, TYPES, address
+from nibblas.runtime.records import (
+    SCALE_LAYOUTS,
+    SCALE_STARTS,
+    TYPES,
+    RecordTemplate,
+    address,
+)
 
 _TILE_ROWS = 128
 
@@ -32,6 +38,21 @@ _LARGEST_COUNT = 2**31 - 1024
 #: ``Params`` of kernels/portable/params.cuh, field by field.
 _PARAMS = struct.Struct("=4q4q2i4q4q2i6q6q4q3q2i")
 assert _PARAMS.size == PARAMS_BYTES
+
+#: Where ``params_of`` puts addresses, in words of 8 bytes, by the names of Operands.
+_ADDRESS_WORDS = {
+    "x": 0,
+    "x_scales": 4,
+    "w": 9,
+    "w_scales": 13,
+    "offs": 18,
+    "x_global": 24,
+    "w_global": 26,
+    "alpha": 30,
+    "row_scale": 31,
+    "bias": 32,
+    "out": 34,
+}
 
 
 class PortableBackend:
@@ -69,12 +90,39 @@ class PortableBackend:
         queue = current_queue(device)
         sms = current_driver().attribute(device, "sms")
         for product in operands:
-            tiles = product.groups * -(-product.n // _TILE_ROWS)
-            if product.m and tiles:
-                config = config_of(product, plan.config)
-                grid = (min(sms * config.ctas_per_sm, tiles), 1, 1)
+            config = config_of(product, plan.config)
+            ctas = _ctas(product, config, sms)
+            if ctas:
                 kernel = load_kernel(device, config)
-                kernel.launch(grid, (config.threads, 1, 1), params_of(product), queue)
+                kernel.launch(ctas, config.threads, params_of(product), queue)
+
+    def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
+        device = product.x.device.index or 0
+        driver = current_driver()
+        config = config_of(product, plan.config)
+        ctas = _ctas(product, config, driver.attribute(device, "sms"))
+        if not ctas:
+            return None
+        words = [_ADDRESS_WORDS[name] for name in product.tensors]
+        params = params_of(product)
+        params_at = RecordTemplate(params, words).filled
+        launch = load_kernel(device, config).bind(ctas, config.threads, params)
+
+        def run_at(addresses: Sequence[int]) -> bool:
+            if current_driver() is not driver:  # another one stands in: it has not this kernel
+                return False
+            launch(params_at(addresses), driver.current_queue(device))
+            return True
+
+        return run_at
+
+
+def _ctas(product: Operands, config: PortableConfig, sms: int) -> int:
+    """CTAs of one launch: every tile has one, up to what the device holds; 0: no work."""
+    if not product.m:
+        return 0
+    tiles = product.groups * -(-product.n // _TILE_ROWS)
+    return min(sms * config.ctas_per_sm, tiles)
 
 
 def _beyond_32_bits(problem: Problem) -> list[str]:

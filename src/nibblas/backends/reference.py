@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from nibblas.backends.base import Operands, is_capturing
+from nibblas.backends.base import Operands, RunAt, is_capturing
 from nibblas.formats.nvfp4 import NVFP4Array
 from nibblas.formats.reference import grouped_mm_reference, round_once, row_ranges
 from nibblas.plan.arch import REFERENCE
@@ -47,6 +47,9 @@ class ReferenceBackend:
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
         for product in operands:
             _run_one(product, row_by_row=plan.config == ROW_BY_ROW)
+
+    def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
+        return None
 
 
 def _run_one(product: Operands, *, row_by_row: bool) -> None:

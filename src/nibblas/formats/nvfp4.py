@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +57,9 @@ class NVFP4Array:
     scale_layout: ScaleLayout
     group_start: GroupStart | None
 
+    _pinned: ClassVar[Any] = None
+    """What ``eager`` keeps of this array. No field: copies, pickles and pytrees leave it behind."""
+
     def __init__(
         self,
         codes: Tensor,
@@ -92,6 +95,9 @@ class NVFP4Array:
             ("group_start", group_start),
         ):
             object.__setattr__(self, name, value)
+
+    def _pin(self, view: object) -> None:
+        object.__setattr__(self, "_pinned", view)
 
     @classmethod
     def _trusted(

@@ -7,7 +7,7 @@ integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -63,6 +63,10 @@ class LaunchSpec(NamedTuple):
             f"cluster {self.cluster} shared {self.shared_bytes} B "
             f"parameters {len(self.parameters)} B queue {self.queue:#x}{flags}"
         )
+
+
+LaunchAt = Callable[[bytes, int], None]
+"""Launches with these parameters on this queue; returns before it has run."""
 
 
 class DriverError(RuntimeError):
@@ -130,6 +134,10 @@ class Driver(Protocol):
         ...
 
     def launch(self, spec: LaunchSpec) -> None: ...
+
+    def bind(self, spec: LaunchSpec) -> LaunchAt:
+        """``launch`` of one spec again and again, with other parameters on other queues."""
+        ...
 
     def current_queue(self, device: int) -> int:
         """The queue that torch's current work on the device goes to."""

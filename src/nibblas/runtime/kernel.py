@@ -16,7 +16,7 @@ from nibblas import env
 from nibblas.errors import NativeLibraryError
 from nibblas.runtime.cache import CubinCache, default_cache
 from nibblas.runtime.compile import compile_ptx
-from nibblas.runtime.driver import Dim3, Driver, LaunchSpec, current_driver
+from nibblas.runtime.driver import Dim3, Driver, LaunchAt, LaunchSpec, current_driver
 from nibblas.runtime.source import KernelConfig, KernelSource
 
 __all__ = [
@@ -85,12 +85,50 @@ class LoadedKernel:
             ValueError: the parameters' size is not the one that the kernel exports.
             DriverError: the launch is refused.
         """
+        spec = self._spec(grid, block, parameters, queue, cluster, programmatic)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", spec)
+        self._driver.launch(spec)
+
+    def bind(
+        self,
+        grid: int | Dim3,
+        block: int | Dim3,
+        parameters: bytes,
+        *,
+        cluster: Dim3 = (1, 1, 1),
+        programmatic: bool = False,
+    ) -> LaunchAt:
+        """``launch`` with all but the parameters and the queue settled; any thread may call it.
+
+        Args:
+            parameters: an example, for its size. The others are ``launch``'s.
+        """
+        spec = self._spec(grid, block, parameters, 0, cluster, programmatic)
+        launch = self._driver.bind(spec)
+
+        def launch_at(parameters: bytes, queue: int) -> None:
+            if _log.isEnabledFor(logging.DEBUG):
+                _log.debug("%s", spec._replace(parameters=parameters, queue=queue))
+            launch(parameters, queue)
+
+        return launch_at
+
+    def _spec(
+        self,
+        grid: int | Dim3,
+        block: int | Dim3,
+        parameters: bytes,
+        queue: int,
+        cluster: Dim3,
+        programmatic: bool,
+    ) -> LaunchSpec:
         if self._parameter_bytes not in (None, len(parameters)):
             raise ValueError(
                 f"{self._entry}: got {len(parameters)} bytes of parameters; "
                 f"want {self._parameter_bytes}"
             )
-        spec = LaunchSpec(
+        return LaunchSpec(
             self._function,
             self._entry,
             self.device,
@@ -102,9 +140,6 @@ class LoadedKernel:
             cluster,
             programmatic,
         )
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("%s", spec)
-        self._driver.launch(spec)
 
 
 _loaded: WeakKeyDictionary[Driver, dict[tuple[int, KernelConfig], LoadedKernel]] = (

@@ -18,6 +18,9 @@ from nibblas.runtime.driver import Dim3, LaunchSpec
 LAUNCH_CONFIG = struct.Struct("@7I4xQQI4x")
 """CUlaunchConfig: grid x, y, z, block x, y, z, shared bytes, queue, attributes, their number."""
 
+QUEUE_OFFSET = 32
+"""Bytes before the queue in a CUlaunchConfig."""
+
 LAUNCH_ATTRIBUTE = struct.Struct("@I4x3I52x")
 """CUlaunchAttribute: its id, and the three words in use of a union of 64 bytes."""
 
@@ -60,6 +63,24 @@ class Launcher:
         )
         mine.parameters[0] = spec.parameters
         return self._launch(mine.config_address, spec.function, mine.parameters_address, None)
+
+    def bind(self, spec: LaunchSpec) -> Callable[[bytes, int], int]:
+        """``launch`` of this spec with other parameters on another queue, with less to pack."""
+        attributes, count, storage = _attributes(spec.cluster, spec.programmatic)
+        config = LAUNCH_CONFIG.pack(
+            *spec.grid, *spec.block, spec.shared_bytes, 0, attributes, count
+        )
+        before, after = config[:QUEUE_OFFSET], config[QUEUE_OFFSET + 8 :]
+        pack = struct.Struct(f"={len(before)}sQ{len(after)}s").pack_into
+        call, function, structures = self._launch, spec.function, self._structures
+
+        def launch(parameters: bytes, queue: int, _alive: object = storage) -> int:
+            mine = structures
+            pack(mine.config, 0, before, queue, after)
+            mine.parameters[0] = parameters
+            return call(mine.config_address, function, mine.parameters_address, None)
+
+        return launch
 
 
 @lru_cache(maxsize=64)

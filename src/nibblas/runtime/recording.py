@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nibblas.runtime import elf
-from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchSpec
+from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchAt, LaunchSpec
 from nibblas.runtime.tensormap import TensorMapSpec
 
 _FIRST_HANDLE = 0x1000
@@ -142,6 +142,11 @@ class RecordingDriver:
 
     def launch(self, spec: LaunchSpec) -> None:
         self._record("launch", spec=spec)
+
+    def bind(self, spec: LaunchSpec) -> LaunchAt:
+        return lambda parameters, queue: self.launch(
+            spec._replace(parameters=parameters, queue=queue)
+        )
 
     def current_queue(self, device: int) -> int:
         return self.queue

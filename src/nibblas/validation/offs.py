@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from nibblas.errors import bad_type, bad_value
-from nibblas.formats.scale_layout import GroupStart, group_start_rows, padded_rows
+from nibblas.formats.scale_layout import (
+    GroupStart,
+    group_start_rows,
+    packed_rows_bound,
+    padded_rows,
+)
 
 
 def check_offs_metadata(offs: Tensor, groups: int, device: torch.device, name: str) -> None:
@@ -38,7 +43,10 @@ def check_offs_metadata(offs: Tensor, groups: int, device: torch.device, name: s
 
 def check_masked_m_contents(masked_m: Tensor, max_m: int) -> None:
     """Refuses rows in use outside ``0..max_m``; reads them on the host."""
-    for g, used in enumerate(masked_m.tolist()):
+    in_use = masked_m.tolist()
+    if min(in_use) >= 0 and max(in_use) <= max_m:
+        return
+    for g, used in enumerate(in_use):
         if not 0 <= used <= max_m:
             raise bad_value(
                 "masked_m", given=f"{used} at group {g}", wanted=f"0..{max_m}, the rows of x[g]"
@@ -50,8 +58,11 @@ def check_offs_contents(offs: Tensor, rows: int) -> None:
 
     Reads them on the host: a device tensor synchronises.
     """
+    ends = offs.tolist()
+    if ends[0] >= 0 and ends[-1] <= rows and ends == sorted(ends):
+        return
     previous = 0
-    for g, end in enumerate(offs.tolist()):
+    for g, end in enumerate(ends):
         if end < previous:
             raise bad_value(
                 "offs",
@@ -65,15 +76,35 @@ def check_offs_contents(offs: Tensor, rows: int) -> None:
         previous = end
 
 
-def check_packed_scale_rows(offs: Tensor, scale_rows: int, rule: str, max_m: int) -> None:
-    """Refuses a blocked scale buffer of x that ends before the last group's atoms do.
+def check_group_sizes(
+    offs: Tensor, rows: int, max_m: int, scale_rows: int | None, scale_start: str
+) -> None:
+    """Refuses the contents of a product's ``offs``, which are read on the host.
 
     Args:
-        offs: cumulative ends, already checked; read on the host.
-        scale_rows: rows of the buffer.
-        rule: "torch" or "flashinfer"; stacked buffers (``max_m`` > 0) have one shape only.
+        offs: cumulative ends, or rows in use when ``max_m`` > 0.
+        rows: rows of x. max_m: 0 when packed.
+        scale_rows: rows of x's blocked scales; None: x has none.
+        scale_start: their rule; "stacked" ones have one shape only, which needs no contents.
     """
     if max_m:
+        check_masked_m_contents(offs, max_m)
+        return
+    check_offs_contents(offs, rows)
+    if scale_rows is not None:
+        check_packed_scale_rows(offs, rows, scale_rows, scale_start)
+
+
+def check_packed_scale_rows(offs: Tensor, rows: int, scale_rows: int, rule: str) -> None:
+    """Refuses a blocked scale buffer of packed x that ends before the last group's atoms do.
+
+    Args:
+        offs: cumulative ends, already checked; read on the host unless the buffer is large enough
+            for any.
+        rows: rows of x. scale_rows: rows of the buffer.
+        rule: "torch" or "flashinfer".
+    """
+    if scale_rows >= packed_rows_bound(rows, offs.shape[0]):
         return
     starts = group_start_rows(offs, cast(GroupStart, rule))
     first_rows = torch.cat([offs.new_zeros(1), offs[:-1]])

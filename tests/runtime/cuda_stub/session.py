@@ -77,6 +77,12 @@ def use(driver: CudaDriver, step: Callable[[str, Callable[[], Any]], Any]) -> No
     cluster = spec._replace(cluster=(2, 1, 1), programmatic=True)
     step("launch in context", lambda: driver.launch(cluster))
     step("refused launch", lambda: driver.launch(spec._replace(grid=(0, 1, 1))))
+    step("bound launch in context", lambda: driver.bind(cluster)(b"more", 0x9A))
+    driver._cuda.cuCtxPopCurrent()
+    step("bound launch", lambda: driver.bind(spec)(b"more", 0x9A))
+    refused = driver.bind(spec._replace(grid=(0, 1, 1)))
+    step("refused bound launch", lambda: refused(b"more", 0x9A))
+    step("context after bound", lambda: int(driver._cuda.cuCtxGetCurrent()[1]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""Times the host's part of a warm eager call on both routes, with a breakdown.
+
+Usage: python lab/host/overhead.py [--out-of-place] [--w4a4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import nibblas
+from nibblas import calls, ops
+from nibblas.backends import portable
+from nibblas.backends.base import Operands
+from nibblas.backends.cpu import problem_record
+from nibblas.runtime import cpu_library
+from nibblas.runtime.driver import LaunchSpec, use_driver
+from nibblas.runtime.launcher import Launcher
+from nibblas.runtime.recording import RecordingDriver
+
+GROUPS, ROWS, N, K = 8, 8, 16, 64
+"""Small, so that the CPU kernel takes microseconds; the host's part does not depend on sizes."""
+
+
+class NullDriver(RecordingDriver):
+    """Launches as CudaDriver does, but what it calls is getauxval, which knows no such entry: 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        function = ctypes.cast(ctypes.CDLL(None).getauxval, ctypes.c_void_p)
+        self.launcher = Launcher(function.value or 0)
+
+    def launch(self, spec: LaunchSpec) -> None:
+        assert self.launcher.launch(spec) == 0
+
+    def bind(self, spec: LaunchSpec) -> Callable[[bytes, int], Any]:
+        return self.launcher.bind(spec)
+
+
+def microseconds(
+    call: Callable[[], Any], calls: int = 200, repeats: int = 100
+) -> tuple[float, float]:
+    """Minimum and median over ``repeats`` of the mean of ``calls`` calls."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((time.perf_counter() - begin) / calls * 1e6)
+    return min(times), statistics.median(times)
+
+
+def show(name: str, call: Callable[[], Any]) -> None:
+    low, median = microseconds(call)
+    print(f"  {name:44s} min {low:7.2f} us   median {median:7.2f} us")
+
+
+def operands(quantized: bool) -> tuple[Any, nibblas.NVFP4Array, torch.Tensor, torch.Tensor]:
+    w = nibblas.quantize(torch.randn(GROUPS, N, K))
+    tokens = torch.randn(ROWS, K)
+    x = nibblas.quantize(tokens) if quantized else tokens.bfloat16()
+    offs = torch.arange(1, GROUPS + 1, dtype=torch.int32)
+    return x, w, offs, torch.empty(ROWS, N, dtype=torch.bfloat16)
+
+
+def flat(x: Any, w: nibblas.NVFP4Array, offs: torch.Tensor, out: torch.Tensor) -> Operands:
+    return Operands.of(calls.packed_product(x, w, offs, calls.Epilogue()), out)
+
+
+def time_route(backend: str, arguments: Any, *, out_of_place: bool) -> None:
+    x, w, offs, out = arguments
+    target = None if out_of_place else out
+    product = calls.packed_product(x, w, offs, calls.Epilogue())
+    options = (backend, False, "default")
+    show("grouped_mm", lambda: nibblas.grouped_mm(x, w, offs, out=target, backend=backend))
+    show("  the operator alone", lambda: torch.ops.nibblas.grouped_mm_out(*product, out, *options))
+
+
+def time_cpu(arguments: Any, *, out_of_place: bool) -> None:
+    print("cpu")
+    time_route("cpu", arguments, out_of_place=out_of_place)
+    library = cpu_library.load()
+    level = library.levels[library.choose_level(None)]
+    record = problem_record(flat(*arguments))
+    native, region = library.native.nibblas_cpu_grouped_mm, library.parallel_region
+    show("  the library's function alone", lambda: native(record, 1, level, 1, region))
+
+
+def time_cuda(arguments: Any, *, out_of_place: bool) -> None:
+    print("cuda, a driver that does nothing")
+    ops.forget_plans()
+    problem_of = ops.problem_of
+    # The tensors are the CPU's; the planner is told otherwise.
+    ops.problem_of = lambda *a, **b: replace(problem_of(*a, **b), device="cuda")
+    try:
+        with use_driver(NullDriver()) as driver:
+            time_route("portable", arguments, out_of_place=out_of_place)
+            parameters = portable.params_of(flat(*arguments))
+            grid, block = (8, 1, 1), (256, 1, 1)
+            spec = LaunchSpec(1, "kernel", 0, grid, block, 1024, 0, parameters)
+            show("  the driver's launch alone", lambda: driver.launch(spec))
+    finally:
+        ops.problem_of = problem_of
+        ops.forget_plans()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out-of-place", action="store_true", help="without out=")
+    parser.add_argument("--w4a4", action="store_true", help="NVFP4 tokens")
+    parser.add_argument("--grad-mode", action="store_true", help="outside inference mode")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with nullcontext() if options.grad_mode else torch.inference_mode():
+        arguments = operands(options.w4a4)
+        for time_one in (time_cpu, time_cuda):
+            time_one(arguments, out_of_place=options.out_of_place)
+
+
+if __name__ == "__main__":
+    main()
