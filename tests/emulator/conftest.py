@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from nibblas.emulator import ORDERS, Device, Report
+from nibblas.errors import NativeLibraryError
+from nibblas.runtime.compile import compiler_version
 
 HEADER = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 
@@ -36,6 +38,15 @@ OUT = """
     mul.wide.u32 %rd1, %r0, 4;
     add.s64 %rd1, %rd0, %rd1;
 """
+
+@pytest.fixture(scope="session")
+def nvrtc() -> str:
+    """The compiler's version, for tests whose kernels are CUDA C++."""
+    try:
+        return compiler_version()
+    except NativeLibraryError as error:
+        pytest.skip(str(error))
+
 
 Lanes = Callable[..., np.ndarray]
 

@@ -10,7 +10,9 @@ See docs/emulator.md for what is modelled.
 
 from __future__ import annotations
 
+from nibblas.emulator.backend import emulating
 from nibblas.emulator.device import Buffer, Device, Kernel, LoadedModule
+from nibblas.emulator.driver import EmulatedDriver, Emulation
 from nibblas.emulator.errors import (
     BarrierError,
     DataRace,
@@ -37,6 +39,8 @@ __all__ = [
     "DataRace",
     "Deadlock",
     "Device",
+    "EmulatedDriver",
+    "Emulation",
     "EmulationError",
     "IllegalOperation",
     "Kernel",
@@ -51,4 +55,5 @@ __all__ = [
     "UnfinishedWork",
     "UninitialisedRead",
     "UnsupportedInstruction",
+    "emulating",
 ]

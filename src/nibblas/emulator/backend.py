@@ -1,0 +1,143 @@
+"""``backend="emulated"``: the portable kernel and its launch code, on CPU tensors.
+
+>>> with emulating(order="random", seed=7) as emulation:              # doctest: +SKIP
+...     y = nibblas.grouped_mm(x, w, offs, backend="emulated")
+>>> print(emulation.reports[-1])                                      # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from functools import cache
+
+from nibblas import ops
+from nibblas.backends.base import Operands, RunAt
+from nibblas.backends.portable import PortableBackend
+from nibblas.emulator.driver import EmulatedDriver, Emulation, Span
+from nibblas.errors import NativeLibraryError
+from nibblas.plan.cost import Estimate
+from nibblas.plan.problem import Problem
+from nibblas.plan.select import Plan
+from nibblas.runtime.compile import compiler_version
+from nibblas.runtime.driver import use_driver
+from nibblas.validation.memory import byte_span
+
+_emulation: ContextVar[Emulation | None] = ContextVar("nibblas_emulation", default=None)
+_default = Emulation()
+_one_at_a_time = threading.RLock()
+
+
+def current_emulation() -> Emulation:
+    """How the emulated backend runs now."""
+    return _emulation.get() or _default
+
+
+@contextmanager
+def emulating(
+    arch: str = "sm_90",
+    *,
+    order: str = _default.order,
+    seed: int = _default.seed,
+    num_sms: int | None = None,
+    shared_begin: int = _default.shared_begin,
+    max_instructions: int = _default.max_instructions,
+) -> Iterator[Emulation]:
+    """Inside, and in this thread, ``backend="emulated"`` runs this way; its reports are kept.
+
+    Args:
+        arch: "sm_80" to "sm_90".
+        num_sms: what the launch code sizes its grids to; few make a CTA take several tiles.
+        order, seed, shared_begin, max_instructions: see ``Device``.
+
+    Raises:
+        ValueError: an unknown architecture or order.
+    """
+    emulation = Emulation(arch, order, seed, num_sms, shared_begin, max_instructions)
+    before = current_emulation()
+    token = _emulation.set(emulation)
+    _forget_plans_of_another(before, emulation)
+    try:
+        yield emulation
+    finally:
+        _emulation.reset(token)
+        _forget_plans_of_another(emulation, before)
+
+
+def _forget_plans_of_another(before: Emulation, after: Emulation) -> None:
+    """Plans are kept by problem; this backend's hold a configuration of one architecture."""
+    if before.arch != after.arch:
+        ops.forget_plans()
+
+
+@cache
+def driver_of(arch: str) -> EmulatedDriver:
+    """The process's emulated device of that architecture; kernels are loaded on it once."""
+    return EmulatedDriver(arch)
+
+
+class EmulatedBackend:
+    """The portable backend on an emulated GPU whose memory the CPU tensors are.
+
+    It is for checking kernels; never chosen unless it is named. Inputs are read-only, ``out`` may
+    be read only where it has been written, and every other byte is out of bounds.
+    """
+
+    name = "emulated"
+    devices = ("cpu",)
+
+    def __init__(self) -> None:
+        self._portable = PortableBackend()
+
+    def why_not(self, problem: Problem) -> list[str]:
+        if problem.device != "cpu":
+            return [f"it computes on CPU tensors, and these are on {problem.device}"]
+        try:
+            compiler_version()
+        except NativeLibraryError as error:
+            return [f"it compiles kernels to PTX: {error}"]
+        with self._driver():
+            return self._portable.why_not(_on_the_device(problem))
+
+    def plan(self, problem: Problem) -> Plan:
+        with self._driver():
+            plan = self._portable.plan(_on_the_device(problem))
+        estimate = Estimate(math.inf, "not modelled on the emulator", {})
+        notes = ("the portable kernel, emulated", *plan.notes)
+        return Plan(self.name, plan.config, estimate, notes)
+
+    def run(self, operands: Sequence[Operands], plan: Plan) -> None:
+        """See ``Backend.run``. EmulationError: the kernel did something wrong."""
+        with self._driver() as driver, driver.tensors(spans_of(operands)):
+            self._portable.run(operands, plan)
+
+    def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
+        return None
+
+    @contextmanager
+    def _driver(self) -> Iterator[EmulatedDriver]:
+        """The emulated driver in CUDA's place, for one caller at a time."""
+        emulation = current_emulation()
+        driver = driver_of(emulation.arch)
+        with _one_at_a_time, use_driver(driver):
+            driver.emulation = emulation
+            yield driver
+
+
+def _on_the_device(problem: Problem) -> Problem:
+    return replace(problem, device="cuda", device_index=0)
+
+
+def spans_of(operands: Sequence[Operands]) -> list[Span]:
+    """The bytes of every operand, from its first to its last."""
+    spans = []
+    for product in operands:
+        for name, tensor in product.tensors.items():
+            is_out = tensor is product.out
+            begin, end = byte_span(tensor)
+            spans.append(Span(name, begin, end, readable=not is_out, writable=is_out))
+    return spans
