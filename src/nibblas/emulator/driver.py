@@ -249,7 +249,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 
 def _memory_of(span: Span) -> Memory:
     num_bytes = span.end - span.begin
-    data = np.frombuffer((ctypes.c_uint8 * num_bytes).from_address(span.begin), np.uint8)
+    data = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(span.begin))
     return Memory(
         span.name,
         span.begin,
