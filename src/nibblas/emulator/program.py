@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -84,6 +85,26 @@ class Program:
     local_bytes: int
     params: Mapping[str, int]
     param_bytes: int
+
+    @cached_property
+    def async_proxy(self) -> bool:
+        """Whether something in it reads shared memory through the async proxy."""
+        return any(
+            reads_shared_asynchronously(instruction)
+            for block in self.blocks
+            for instruction in block.instructions
+        )
+
+
+def reads_shared_asynchronously(instruction: Instruction) -> bool:
+    """wgmma, tcgen05, and bulk copies from shared memory."""
+    if instruction.opcode in ("wgmma", "tcgen05"):
+        return True
+    modifiers = instruction.modifiers
+    if "bulk" not in modifiers or "shared::cta" not in modifiers:
+        return False
+    before = modifiers[modifiers.index("shared::cta") - 1]
+    return before in ("global", "shared::cluster")
 
 
 @dataclass(frozen=True)

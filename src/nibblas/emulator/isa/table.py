@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from nibblas.emulator.isa import (
+    async_copies,
     barriers,
     control,
     conversions,
     floating,
     integer,
+    mbarriers,
     memory,
     moves,
     predicates,
@@ -16,7 +18,10 @@ from nibblas.emulator.isa.registry import HANDLERS, Handler, find_handler
 
 __all__ = ["FAMILIES", "all_handlers", "find_handler"]
 
-FAMILIES = (moves, integer, floating, conversions, predicates, control, memory, barriers)
+FAMILIES = (
+    *(moves, integer, floating, conversions, predicates, control, memory, barriers),
+    *(async_copies, mbarriers),
+)
 
 
 def all_handlers() -> list[Handler]:

@@ -22,6 +22,7 @@ from nibblas.emulator.errors import (
 from nibblas.emulator.machine.memory import (
     ASYNC_READING,
     ASYNC_WRITING,
+    GENERIC_DIRTY,
     INITIALISED,
     LOCAL_WINDOW,
     RANK_SHIFT,
@@ -209,6 +210,8 @@ class Path:
                         data[rows] = values
                         if memory.tracked:
                             state[rows] = _PATTERN[self.element_bytes] * memory.written
+                        if memory.written & GENERIC_DIRTY:
+                            warp.unfenced.add_rows(memory, self.element_bytes, self.count, rows)
                         return
                 except IndexError:
                     pass
@@ -258,6 +261,8 @@ class Path:
         for row, (memory, offset, lane, address) in zip(flat, places, strict=True):
             memory.data[offset : offset + self.size] = row
             memory.state[offset : offset + self.size] = memory.written
+            if memory.written & GENERIC_DIRTY:
+                warp.unfenced.add(memory, offset, self.size, lane)
             self._remember(warp, memory, lane, address - offset)
 
 

@@ -8,7 +8,15 @@ import numpy as np
 
 from nibblas.emulator.errors import OutOfBounds
 from nibblas.emulator.machine.barrier import NUM_BARRIERS, NamedBarrier
-from nibblas.emulator.machine.memory import Array, Memory, shared_base
+from nibblas.emulator.machine.claims import check_unfinished
+from nibblas.emulator.machine.cluster_barrier import ClusterBarrier
+from nibblas.emulator.machine.memory import (
+    GENERIC_DIRTY,
+    INITIALISED,
+    Array,
+    Memory,
+    shared_base,
+)
 from nibblas.emulator.machine.warp import Warp
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ class Cluster:
     """CTAs that see each other's shared memory; a launch without clusters has clusters of one.
 
     Attributes:
-        index: position among the grid's clusters. ctas: by rank.
+        index: position among the grid's clusters. ctas: by rank. barrier: barrier.cluster's.
     """
 
     def __init__(self, machine: Machine, index: Dim3) -> None:
@@ -38,12 +46,16 @@ class Cluster:
         shape = machine.cluster
         self.ctas = [Cta(self, rank, position(rank, shape), index) for rank in range(extent(shape))]
         self.memories = [cta.shared for cta in self.ctas]
+        self.barrier = ClusterBarrier(self)
 
     def shared_of(self, rank: int) -> Memory:
         """Shared memory of a CTA of the cluster; OutOfBounds if that CTA has exited."""
         cta = self.ctas[rank]
         if cta.finished:
-            raise OutOfBounds(f"shared memory of CTA {cta.index}, which has exited")
+            raise OutOfBounds(
+                f"shared memory of CTA {cta.index}, which has exited: a CTA must stay until its "
+                "cluster needs it no longer (barrier.cluster before the exit)"
+            )
         return cta.shared
 
     def shared_if_alive(self, rank: int) -> Memory | None:
@@ -76,6 +88,7 @@ class Cta:
             f"shared memory of CTA {self.index}",
             shared_base(rank),
             machine.shared_begin + machine.shared_bytes,
+            written=INITIALISED | (GENERIC_DIRTY if machine.program.async_proxy else 0),
         )
         self.barriers = [NamedBarrier(number) for number in range(NUM_BARRIERS)]
         threads = extent(machine.block)
@@ -98,6 +111,7 @@ class Cta:
         for barrier in self.barriers:
             barrier.threads_exited(left)
         if self.finished:
+            check_unfinished(self.shared)
             self.machine.cta_finished(self)
 
     def _registers(self) -> list[Array]:

@@ -66,9 +66,12 @@ class Machine:
             EmulationError: see errors.py.
         """
         begin = time.perf_counter()
-        self._fill()
-        self.scheduler.run()
-        self.scheduler.drain()
+        try:
+            self._fill()
+            self.scheduler.run()
+            self.scheduler.drain()
+        finally:
+            self.addresses.release_claims()
         return self._report(time.perf_counter() - begin)
 
     def cta_finished(self, cta: Cta) -> None:

@@ -19,12 +19,16 @@ clearing bit 24 names the even CTA of a pair.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nibblas.emulator.errors import IllegalOperation, OutOfBounds
+
+if TYPE_CHECKING:
+    from nibblas.emulator.machine.claims import Claim
+    from nibblas.emulator.machine.mbarrier import MBarrier
 
 Array = npt.NDArray[Any]
 
@@ -63,8 +67,10 @@ class Memory:
     Attributes:
         name: for messages. base: address of the first byte. num_bytes: exact size.
         data: uint8 [num_bytes]. state: uint8 [num_bytes], flags as above.
-        tracked: whether ordinary reads look at ``state``; off for memory known to be initialised.
-        watched: whether ordinary writes look at ``state``: asynchronous work is in flight here.
+        tracked: whether ordinary reads look at ``state``: 1 for memory that may hold bytes never
+            written, and 1 more for each operation in flight that writes here.
+        watched: whether ordinary writes look at ``state``: operations in flight here.
+        claims: of operations in flight, by id. barriers: mbarriers, by offset.
         read_only: ordinary writes are refused.
         written: what an ordinary write leaves in ``state``.
 
@@ -88,8 +94,12 @@ class Memory:
         self._data = np.full(padded, POISON, np.uint8) if data is None else data
         self._state = np.full(padded, INITIALISED if initialised else 0, np.uint8)
         self.data, self.state = self._data[:num_bytes], self._state[:num_bytes]
-        self.tracked = not initialised
+        self.tracked = int(not initialised)
         self.watched = 0
+        self.claims: dict[int, Claim] = {}
+        self.barriers: dict[int, MBarrier] = {}
+        self._readers: Array | None = None
+        self._writers: Array | None = None
         self._views: dict[tuple[int, int], tuple[Array, Array]] = {}
 
     def __repr__(self) -> str:
@@ -98,6 +108,20 @@ class Memory:
     @property
     def end(self) -> int:
         return self.base + self.num_bytes
+
+    @property
+    def readers(self) -> Array:
+        """Operations in flight that read each byte. uint16 [num_bytes]"""
+        if self._readers is None:
+            self._readers = np.zeros(self.num_bytes, np.uint16)
+        return self._readers
+
+    @property
+    def writers(self) -> Array:
+        """Operations in flight that write each byte. uint16 [num_bytes]"""
+        if self._writers is None:
+            self._writers = np.zeros(self.num_bytes, np.uint16)
+        return self._writers
 
     def view(self, element_bytes: int, count: int) -> tuple[Array, Array]:
         """(data, state) as rows of one access: [n] for one element, else [n, count].
@@ -182,6 +206,12 @@ class AddressMap:
     def reuse(self, space: str) -> None:
         """Lets the next allocation of a space begin where its first one did."""
         self._next[space] = {"const": CONST_BASE, "param": PARAM_BASE}[space]
+
+    def release_claims(self) -> None:
+        """A grid has ended: whatever it wrote asynchronously is there for everyone."""
+        for memory in self._by_base.values():
+            for claim in list(memory.claims.values()):
+                claim.release()
 
     def below(self, address: int) -> Memory | None:
         """The allocation that begins last at or before an address."""

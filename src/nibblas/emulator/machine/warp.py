@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nibblas.emulator.errors import EmulationError, Site
+from nibblas.emulator.machine.groups import CopyGroups
 from nibblas.emulator.machine.memory import Array, Memory
+from nibblas.emulator.machine.unfenced import UnfencedWrites
 from nibblas.emulator.machine.waiting import Wait, WaitQueue
 
 if TYPE_CHECKING:
@@ -82,6 +84,9 @@ class Warp:
         full: ``mask`` is all that is alive, so results may be written to all 32 lanes.
         current: the fragment that runs. block: where.
         local: local memory of the 32 lanes, ``local_bytes`` each.
+        unfenced: shared memory that its lanes have written since their last proxy fence.
+        copies, bulk_copies: groups of cp.async, of cp.async.bulk.
+        failed_tests: mbarrier tests that have failed.
     """
 
     def __init__(self, cta: Cta, index: int, registers: list[Array], lanes: int) -> None:
@@ -97,6 +102,9 @@ class Warp:
         self.block: Block = cta.machine.program.blocks[0]
         self.reschedule = self.yielded = False
         self.queued = False
+        self.unfenced = UnfencedWrites()
+        self.copies, self.bulk_copies = CopyGroups(), CopyGroups()
+        self.failed_tests = 0
         self._in_a_row = 0
 
     def __repr__(self) -> str:
@@ -234,6 +242,7 @@ class Warp:
         self.reschedule = True
         for fragment in self.fragments:
             fragment.gathering = False  # those that are gone are waited for no longer
+        self.cta.cluster.barrier.check()
         if not self.fragments:
             self.cta.warp_finished(self)
 
