@@ -5,14 +5,17 @@ from __future__ import annotations
 from nibblas.emulator.isa import (
     async_copies,
     barriers,
+    carry,
     control,
     conversions,
     floating,
     integer,
+    logic,
     mbarriers,
     memory,
     moves,
     predicates,
+    warp_ops,
 )
 from nibblas.emulator.isa.registry import HANDLERS, Handler, find_handler
 
@@ -20,7 +23,8 @@ __all__ = ["FAMILIES", "all_handlers", "find_handler"]
 
 FAMILIES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
-    *(async_copies, mbarriers),
+    *(mbarriers, async_copies),
+    *(logic, carry, warp_ops),
 )
 
 
