@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import nibblas
-from nibblas import calls, ops
+from nibblas import calls, eager, ops
 from nibblas.backends import portable
 from nibblas.backends.base import Operands
 from nibblas.backends.cpu import problem_record
@@ -25,6 +25,8 @@ from nibblas.runtime import cpu_library
 from nibblas.runtime.driver import LaunchSpec, use_driver
 from nibblas.runtime.launcher import Launcher
 from nibblas.runtime.recording import RecordingDriver
+
+grouped_mm_out = torch.ops.nibblas.grouped_mm_out
 
 GROUPS, ROWS, N, K = 8, 8, 16, 64
 """Small, so that the CPU kernel takes microseconds; the host's part does not depend on sizes."""
@@ -46,7 +48,7 @@ class NullDriver(RecordingDriver):
 
 
 def microseconds(
-    call: Callable[[], Any], calls: int = 200, repeats: int = 100
+    call: Callable[[], Any], calls: int = 100, repeats: int = 400
 ) -> tuple[float, float]:
     """Minimum and median over ``repeats`` of the mean of ``calls`` calls."""
     times = []
@@ -80,8 +82,27 @@ def time_route(backend: str, arguments: Any, *, out_of_place: bool) -> None:
     target = None if out_of_place else out
     product = calls.packed_product(x, w, offs, calls.Epilogue())
     options = (backend, False, "default")
-    show("grouped_mm", lambda: nibblas.grouped_mm(x, w, offs, out=target, backend=backend))
-    show("  the operator alone", lambda: torch.ops.nibblas.grouped_mm_out(*product, out, *options))
+
+    def public() -> torch.Tensor:
+        return nibblas.grouped_mm(x, w, offs, out=target, backend=backend)
+
+    public()
+    for prepared in ops.prepared_calls._entries.values():
+        # A GPU's offs is not read on the host.
+        prepared.value._reads_offs = backend == "cpu"
+    show("grouped_mm", public)
+    how = (None, backend, None, False, "default")
+    call = ("packed", x, w, offs, out, None, None, None, how)
+    show("  eager.run: all but the public function", lambda: eager.run(call))
+    key, addresses = eager._describe(call)
+    prepared_call = ops.prepared_calls.get(key)
+    if prepared_call is not None:
+        show("    is anything watching", eager._is_watched)
+        show("    key and addresses", lambda: eager._describe(call))
+        show("    look-up", lambda: ops.prepared_calls.get(key))
+        show("    overlap, offs, record, launch", lambda: prepared_call.run(addresses, offs))
+        show("      record and launch", lambda: prepared_call._run_at(addresses))
+    show("  for comparison: the operator", lambda: grouped_mm_out(*product, out, *options))
 
 
 def time_cpu(arguments: Any, *, out_of_place: bool) -> None:
@@ -104,9 +125,9 @@ def time_cuda(arguments: Any, *, out_of_place: bool) -> None:
         with use_driver(NullDriver()) as driver:
             time_route("portable", arguments, out_of_place=out_of_place)
             parameters = portable.params_of(flat(*arguments))
-            grid, block = (8, 1, 1), (256, 1, 1)
-            spec = LaunchSpec(1, "kernel", 0, grid, block, 1024, 0, parameters)
-            show("  the driver's launch alone", lambda: driver.launch(spec))
+            spec = LaunchSpec(1, "kernel", 0, (8, 1, 1), (256, 1, 1), 1024, 0, parameters)
+            bound = driver.bind(spec)
+            show("  the driver's launch alone", lambda: bound(parameters, 0))
     finally:
         ops.problem_of = problem_of
         ops.forget_plans()

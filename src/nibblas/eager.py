@@ -26,12 +26,16 @@ from nibblas.runtime.bounded import BoundedCache
 
 _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_function_mode = torch._C._get_function_stack_at
-_transform = torch._C._functorch.peek_interpreter_stack
-_profiling = torch._C._autograd._profiler_enabled
-_jit_trace = torch._C._get_tracing_state
+try:
+    _dispatch_modes = torch._C._len_torch_dispatch_stack
+    _function_modes = torch._C._len_torch_function_stack
+    _function_mode = torch._C._get_function_stack_at
+    _transform = torch._C._functorch.peek_interpreter_stack
+    _profiling = torch._C._autograd._profiler_enabled
+    _jit_trace = torch._C._get_tracing_state
+    _can_tell = hasattr(forward_ad, "_current_level")
+except AttributeError:  # a torch in which they are elsewhere: every call takes the long way
+    _can_tell = False
 
 
 class _NotPlainError(Exception):
@@ -90,6 +94,7 @@ def _is_watched() -> bool:
     """Whether something traces, transforms or counts operators, so that it must see this one."""
     return (
         torch.compiler.is_compiling()
+        or not _can_tell
         or _dispatch_modes() > 0
         or _transform() is not None
         or _jit_trace() is not None
