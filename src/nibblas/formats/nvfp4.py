@@ -347,7 +347,8 @@ def _float32_scale(argument: str, scale: Tensor | float, device: torch.device) -
         number = float(scale)
         if number and not _FLOAT32.tiny <= abs(number) <= _FLOAT32.max:
             raise bad_value(argument, given=number, wanted="a normal float32 number")
-        return torch.tensor(number, dtype=torch.float32, device=device)
+        # Not torch.tensor: its copy from the host makes a device wait, and is slower on a CPU too.
+        return torch.full((), number, dtype=torch.float32, device=device)
     if not isinstance(scale, Tensor):
         raise bad_type(argument, given=scale, wanted="a number or a float32 tensor")
     if scale.dtype != torch.float32:
