@@ -176,6 +176,7 @@ class LoadedModule:
         if name not in self._kernels:
             program = decode(
                 self.module.functions[name],
+                functions=self.module.functions,
                 absolute=self.addresses,
                 module_shared=self.module.variables,
                 param_base=PARAM_BASE,

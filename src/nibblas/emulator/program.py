@@ -11,6 +11,7 @@ import numpy as np
 
 from nibblas.emulator.errors import PtxError, UnsupportedInstruction
 from nibblas.emulator.flow import weak_topological_order
+from nibblas.emulator.inline import inline_calls
 from nibblas.emulator.isa.build import Build, bits_dtype
 from nibblas.emulator.isa.registry import Handler, Match, Step
 from nibblas.emulator.isa.table import find_handler
@@ -367,6 +368,7 @@ def _guard_of(handler: Handler) -> Callable[..., Step]:
 def decode(
     function: Function,
     *,
+    functions: Mapping[str, Function],
     absolute: Mapping[str, int],
     module_shared: Mapping[str, Variable],
     param_base: int,
@@ -374,12 +376,14 @@ def decode(
     """Decodes an entry.
 
     Args:
+        functions: of the module, for calls.
         absolute: generic addresses of the module's global and const variables.
         module_shared: the module's shared variables, extern ones included.
         param_base: generic address that the entry's parameters will have.
     """
     if not function.is_entry or function.body is None:
         raise PtxError(f"{function.name} is not an entry with a body", function.line)
+    function = inline_calls(function, functions)
     used = _names(function)
     shared = [v for v in module_shared.values() if v.space == "shared" and v.name in used]
     shared_offsets, shared_bytes, _ = layout_variables([*shared, *function.variables], "shared")
@@ -388,9 +392,10 @@ def decode(
     dynamic = -(-shared_bytes // dynamic_align) * dynamic_align
     shared_offsets.update({v.name: dynamic for v in externs})
     local_offsets, local_bytes, _ = layout_variables(list(function.variables), "local")
+    call_offsets, local_bytes, _ = layout_variables(list(function.variables), "param", local_bytes)
     params, param_bytes, _ = layout_variables(list(function.params), "param")
     addresses = {name: param_base + offset for name, offset in params.items()}
-    layout = Layout({**absolute, **addresses}, shared_offsets, local_offsets)
+    layout = Layout({**absolute, **addresses}, shared_offsets, {**local_offsets, **call_offsets})
     slots = Slots(function, layout)
     blocks = Decoder(function, slots).blocks()
     return Program(

@@ -1,34 +1,195 @@
-"""Floating-point arithmetic. PTX ISA, "Floating-Point Instructions"."""
+"""Floating-point arithmetic of .f32 and .f64. PTX ISA, "Floating-Point Instructions".
+
+An operation on .f32 that yields a NaN yields 0x7fffffff. A result below the normal range is
+flushed by .ftz after rounding.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from nibblas.emulator import floats
 from nibblas.emulator.isa.build import Build, compute
-from nibblas.emulator.isa.registry import Family, Step
+from nibblas.emulator.isa.registry import Family, Reference, Step
+from nibblas.emulator.machine.memory import Array
 
 floating = Family("floating")
 
+Function = Callable[..., Array]
+"""Of float arrays, one per source."""
+
+_RN = "[rnd:rn|rz|rm|rp]"
+
+
+def finished(build: Build, function: Function, *, canonical: bool = True) -> Function:
+    """A function of float32 arrays with what .ftz and .sat add, and NaNs made canonical."""
+    after: Function = floats.canonical_single if canonical else lambda value: value
+    if build.has("sat"):
+        after = floats.saturate
+    if not build.has("ftz"):
+        return lambda *operands: after(function(*operands))
+    flush = floats.flush_single
+    return lambda *operands: flush(after(function(*map(flush, operands))))
+
+
+_SINGLE: dict[str, Callable[[str], Function]] = {
+    "add": floats.add_single,
+    "mul": floats.multiply_single,
+    "fma": floats.fma_single,
+    "mad": floats.fma_single,
+    "div": floats.divide_single,
+    "sqrt": floats.sqrt_single,
+}
+_DOUBLE: dict[str, Callable[[str], Function]] = {
+    "add": floats.add_double,
+    "mul": floats.multiply_double,
+    "fma": floats.fma_double,
+    "mad": floats.fma_double,
+    "div": floats.divide_double,
+    "sqrt": floats.sqrt_double,
+}
+
+
+def _section(opcode: str) -> Reference:
+    return {"section": opcode, "anchor": f"floating-point-instructions-{opcode}"}
+
+
+@floating.instruction(f"add {_RN} [ftz] [sat] f32", **_section("add"))
+@floating.instruction(f"mul {_RN} [ftz] [sat] f32", **_section("mul"))
+@floating.instruction("fma rnd:rn|rz|rm|rp [ftz] [sat] f32", **_section("fma"))
+@floating.instruction("mad rnd:rn|rz|rm|rp [ftz] [sat] f32", **_section("mad"))
+@floating.instruction("div rnd:rn|rz|rm|rp [ftz] f32", **_section("div"))
+@floating.instruction("sqrt rnd:rn|rz|rm|rp [ftz] f32", **_section("sqrt"))
+def single(build: Build) -> Step:
+    opcode, mode = build.instruction.opcode, build.get("rnd", "rn")
+    function = finished(build, _SINGLE[opcode](mode))
+    return compute(build, function, *["f32"] * (1 + _SOURCES[opcode]))
+
+
+@floating.instruction(f"add {_RN} f64", **_section("add"))
+@floating.instruction(f"mul {_RN} f64", **_section("mul"))
+@floating.instruction("fma rnd:rn|rz|rm|rp f64", **_section("fma"))
+@floating.instruction("mad rnd:rn|rz|rm|rp f64", **_section("mad"))
+@floating.instruction("div rnd:rn|rz|rm|rp f64", **_section("div"))
+@floating.instruction("sqrt rnd:rn|rz|rm|rp f64", **_section("sqrt"))
+def double(build: Build) -> Step:
+    opcode, mode = build.instruction.opcode, build.get("rnd", "rn")
+    return compute(build, _DOUBLE[opcode](mode), *["f64"] * (1 + _SOURCES[opcode]))
+
+
+_SOURCES = {"add": 2, "mul": 2, "fma": 3, "mad": 3, "div": 2, "sqrt": 1}
+
+
+@floating.instruction(f"sub {_RN} [ftz] [sat] f32", **_section("sub"))
+def sub_single(build: Build) -> Step:
+    mode = build.get("rnd", "rn")
+    if mode == "rn":
+        return compute(build, finished(build, np.subtract), "f32", "f32", "f32")
+    add = floats.add_single(mode)
+    return compute(build, finished(build, lambda a, b: add(a, -b)), "f32", "f32", "f32")
+
+
+@floating.instruction(f"sub {_RN} f64", **_section("sub"))
+def sub_double(build: Build) -> Step:
+    mode = build.get("rnd", "rn")
+    if mode == "rn":
+        return compute(build, np.subtract, "f64", "f64", "f64")
+    add = floats.add_double(mode)
+    return compute(build, lambda a, b: add(a, -b), "f64", "f64", "f64")
+
+
+@floating.instruction("rcp rnd:rn|rz|rm|rp [ftz] f32", **_section("rcp"))
+def rcp_single(build: Build) -> Step:
+    divide = floats.divide_single(build.get("rnd"))
+    one = np.ones(32, np.float32)
+    return compute(build, finished(build, lambda a: divide(one, a)), "f32", "f32")
+
+
+@floating.instruction("rcp rnd:rn|rz|rm|rp f64", **_section("rcp"))
+def rcp_double(build: Build) -> Step:
+    divide = floats.divide_double(build.get("rnd"))
+    one = np.ones(32, np.float64)
+    return compute(build, lambda a: divide(one, a), "f64", "f64")
+
+
+@floating.instruction("abs [ftz] f32", **_section("abs"))
+@floating.instruction("neg [ftz] f32", **_section("neg"))
+def sign_single(build: Build) -> Step:
+    """Of a NaN only the sign changes: the PTX ISA leaves its payload open."""
+    function = np.abs if build.instruction.opcode == "abs" else np.negative
+    return compute(build, finished(build, function, canonical=False), "f32", "f32")
+
+
+@floating.instruction("abs f64", **_section("abs"))
+@floating.instruction("neg f64", **_section("neg"))
+def sign_double(build: Build) -> Step:
+    function = np.abs if build.instruction.opcode == "abs" else np.negative
+    return compute(build, function, "f64", "f64")
+
+
+@floating.instruction("min [ftz] [NaN] [xorsign.abs] f32", **_section("min"))
+@floating.instruction("max [ftz] [NaN] [xorsign.abs] f32", **_section("max"))
+def extreme_single(build: Build) -> Step:
+    pick = floats.extreme(build.instruction.opcode == "max", build.has("NaN"))
+    if build.has("xorsign.abs"):
+        pick = with_xorsign(pick)
+    count = build.count(3, 4)
+    if count == 4:
+        return compute(build, finished(build, lambda a, b, c: pick(pick(a, b), c)), *["f32"] * 4)
+    return compute(build, finished(build, pick), "f32", "f32", "f32")
+
+
+def with_xorsign(pick: Function) -> Function:
+    """On magnitudes; the sign of the result is that of the product."""
+
+    def signed(a: Array, b: Array) -> Array:
+        sign = np.where(np.signbit(a) != np.signbit(b), -1, 1).astype(a.dtype)
+        result: Array = np.copysign(pick(np.abs(a), np.abs(b)), sign)
+        return result
+
+    return signed
+
+
+@floating.instruction("min f64", **_section("min"))
+@floating.instruction("max f64", **_section("max"))
+def extreme_double(build: Build) -> Step:
+    pick = floats.extreme(build.instruction.opcode == "max", propagate=False)
+    return compute(build, pick, "f64", "f64", "f64")
+
+
+@floating.instruction("copysign type:f32|f64", **_section("copysign"))
+def copysign(build: Build) -> Step:
+    """``d, a, b``: the sign of a, the value of b."""
+    kind = build.get("type")
+    return compute(build, lambda a, b: np.copysign(b, a), kind, kind, kind)
+
+
+def _is_normal(a: Array) -> Array:
+    smallest = np.finfo(a.dtype).smallest_normal
+    normal: Array = np.isfinite(a) & (np.abs(a) >= smallest)
+    return normal
+
+
+def _is_subnormal(a: Array) -> Array:
+    subnormal: Array = (a != 0) & (np.abs(a) < np.finfo(a.dtype).smallest_normal)
+    return subnormal
+
+
+_PROPERTIES: dict[str, Function] = {
+    "finite": np.isfinite,
+    "infinite": np.isinf,
+    "number": lambda a: a == a,
+    "notanumber": np.isnan,
+    "normal": _is_normal,
+    "subnormal": _is_subnormal,
+}
+
 
 @floating.instruction(
-    "add [rn] type:f32|f64", section="add", anchor="floating-point-instructions-add"
+    "testp property:finite|infinite|number|notanumber|normal|subnormal type:f32|f64",
+    **_section("testp"),
 )
-def add(build: Build) -> Step:
-    kind = build.get("type")
-    return compute(build, np.add, kind, kind, kind)
-
-
-@floating.instruction(
-    "sub [rn] type:f32|f64", section="sub", anchor="floating-point-instructions-sub"
-)
-def sub(build: Build) -> Step:
-    kind = build.get("type")
-    return compute(build, np.subtract, kind, kind, kind)
-
-
-@floating.instruction(
-    "mul [rn] type:f32|f64", section="mul", anchor="floating-point-instructions-mul"
-)
-def mul(build: Build) -> Step:
-    kind = build.get("type")
-    return compute(build, np.multiply, kind, kind, kind)
+def testp(build: Build) -> Step:
+    return compute(build, _PROPERTIES[build.get("property")], "pred", build.get("type"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from nibblas.emulator.errors import UnsupportedInstruction
 from nibblas.emulator.isa.syntax import Syntax
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 PTX_ISA = "https://docs.nvidia.com/cuda/parallel-thread-execution/"
 MANUAL_ONLY = "manual only"
 """Provenance of a handler that was written from the PTX ISA and compared with no device."""
+
+
+class Reference(TypedDict):
+    """A section of the PTX ISA that several handlers come from; ``**`` in their decorators."""
+
+    section: str
+    anchor: str
+
 
 Step = Callable[["Warp"], None]
 Handle = Callable[["Build"], Step]

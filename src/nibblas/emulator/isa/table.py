@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from nibblas.emulator.isa import (
+    approximate,
     async_copies,
     barriers,
     carry,
     control,
     conversions,
+    float_conversions,
     floating,
+    half,
     integer,
     logic,
     mbarriers,
     memory,
     moves,
+    narrow_conversions,
     predicates,
     warp_ops,
 )
@@ -24,7 +28,7 @@ __all__ = ["FAMILIES", "all_handlers", "find_handler"]
 FAMILIES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
     *(mbarriers, async_copies),
-    *(logic, carry, warp_ops),
+    *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
 )
 
 

@@ -85,6 +85,13 @@ def locate_local(warp: Warp, lane: int, address: int, num_bytes: int) -> Guess:
     raise OutOfBounds(f"{num_bytes} bytes at local address {address:#x}; a thread has {pitch}")
 
 
+def locate_param(warp: Warp, lane: int, address: int, num_bytes: int) -> Guess:
+    """Parameters of the entry, or of a call: those lie in local memory."""
+    if address < WINDOW_BYTES:
+        return locate_local(warp, lane, address, num_bytes)
+    return locate_global(warp, lane, address, num_bytes)
+
+
 def locate_generic(warp: Warp, lane: int, address: int, num_bytes: int) -> Guess:
     if SHARED_WINDOW <= address < SHARED_WINDOW + WINDOW_BYTES:
         memory, base = locate_shared_cluster(warp, lane, address - SHARED_WINDOW, num_bytes)
@@ -98,7 +105,7 @@ def locate_generic(warp: Warp, lane: int, address: int, num_bytes: int) -> Guess
 LOCATE: dict[str, Locate] = {
     "global": locate_global,
     "const": locate_global,
-    "param": locate_global,
+    "param": locate_param,
     "shared": locate_shared_cta,
     "shared::cta": locate_shared_cta,
     "shared::cluster": locate_shared_cluster,

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from nibblas.emulator.machine.cta import Cluster, Cta, Dim3, extent, position
 from nibblas.emulator.machine.scheduler import Scheduler
 from nibblas.emulator.report import Report
@@ -25,6 +27,7 @@ class Machine:
         grid, block, cluster: in CTAs, threads and CTAs.
         shared_begin: offset of the first variable in a CTA's shared memory.
         shared_bytes: of variables, static and dynamic.
+        changed_maps: addresses of tensor maps that wait for a fence.
         block_counts: executions by block. bytes: moved, by path. counts: of other events.
     """
 
@@ -50,6 +53,7 @@ class Machine:
         if dynamic_bytes:
             align = program.dynamic_align
             self.shared_bytes = -(-self.shared_bytes // align) * align + dynamic_bytes
+        self.changed_maps: set[int] = set()
         self.block_counts = [0] * len(program.blocks)
         self.bytes: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -67,9 +71,10 @@ class Machine:
         """
         begin = time.perf_counter()
         try:
-            self._fill()
-            self.scheduler.run()
-            self.scheduler.drain()
+            with np.errstate(all="ignore"):  # flags are no part of the results
+                self._fill()
+                self.scheduler.run()
+                self.scheduler.drain()
         finally:
             self.addresses.release_claims()
         return self._report(time.perf_counter() - begin)
