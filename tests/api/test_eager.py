@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nibblas
@@ -134,6 +135,22 @@ def test_a_dispatch_mode_sees_the_operator():
     with Seen() as seen:
         nibblas.grouped_mm(x, w, offs)
     assert "nibblas.grouped_mm.default" in seen.operators
+
+
+def test_a_function_mode_sees_the_operator():
+    x, w, offs = small()
+    for _ in range(2):
+        nibblas.grouped_mm(x, w, offs)
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        nibblas.grouped_mm(x, w, offs)
+    assert "nibblas.grouped_mm" in seen
 
 
 def test_the_profiler_sees_the_operator():
