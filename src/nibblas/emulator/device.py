@@ -19,12 +19,14 @@ from nibblas.emulator.machine.memory import (
     AddressMap,
     Memory,
 )
+from nibblas.emulator.maps import TensorMap, make_map
 from nibblas.emulator.order import ORDERS, make_order
 from nibblas.emulator.program import Program, decode
 from nibblas.emulator.ptx import model as ptx
 from nibblas.emulator.ptx import parse
 from nibblas.emulator.report import Report
 from nibblas.errors import bad_type, bad_value
+from nibblas.runtime.tensormap import DataType, Interleave, L2Promotion, OobFill, Swizzle
 
 MAX_INSTRUCTIONS = 200_000_000
 """Warp instructions after which a launch is given up."""
@@ -126,6 +128,46 @@ class Device:
         """A buffer that holds nothing yet: reading it before writing is an error."""
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         return self._buffer(extents, np.dtype(dtype), name, initialised=False)
+
+    def tensor_map(
+        self,
+        buffer: Buffer,
+        *,
+        box: Sequence[int],
+        dtype: DataType | None = None,
+        dims: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+        element_strides: Sequence[int] = (),
+        swizzle: Swizzle = "none",
+        interleave: Interleave = "none",
+        l2_promotion: L2Promotion = "none",
+        oob_fill: OobFill = "none",
+        offset: int = 0,
+    ) -> TensorMap:
+        """What TMA needs to know of a tensor. Sequences begin with the innermost dimension.
+
+        Args:
+            box: elements of a copy. dtype: of an element; None: the buffer's.
+            dims: elements; None: the buffer's. strides: bytes, of all dimensions but the
+                innermost; None: dense. offset: bytes from the buffer's start to the tensor's.
+            others: see ``TensorMapSpec``.
+
+        Raises:
+            ValueError: what cuTensorMapEncodeTiled refuses.
+        """
+        return make_map(
+            buffer,
+            box=box,
+            dtype=dtype,
+            dims=dims,
+            strides=strides,
+            element_strides=element_strides,
+            swizzle=swizzle,
+            interleave=interleave,
+            l2_promotion=l2_promotion,
+            oob_fill=oob_fill,
+            offset=offset,
+        )
 
     def free(self, buffer: Buffer) -> None:
         """Gives the memory back; later accesses through its addresses are out of bounds."""

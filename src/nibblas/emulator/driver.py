@@ -23,6 +23,7 @@ from nibblas.emulator.limits import LIMITS
 from nibblas.emulator.machine.memory import Memory
 from nibblas.emulator.order import ORDERS
 from nibblas.emulator.report import Report
+from nibblas.emulator.machine.tensor_map import encode
 from nibblas.errors import bad_value
 from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchAt, LaunchSpec
 from nibblas.runtime.tensormap import TensorMapSpec
@@ -155,7 +156,13 @@ class EmulatedDriver:
         return buffer.memory.read(0, num_bytes)
 
     def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
-        raise DriverError("cuTensorMapEncodeTiled", error="CUDA_ERROR_NOT_SUPPORTED")
+        """A map in the emulator's encoding; DriverError: what the driver refuses."""
+        try:
+            return encode(spec, address)
+        except ValueError as error:
+            raise DriverError(
+                "cuTensorMapEncodeTiled", error="CUDA_ERROR_INVALID_VALUE"
+            ) from error
 
     def launch(self, spec: LaunchSpec) -> None:
         """Runs a kernel to its end.

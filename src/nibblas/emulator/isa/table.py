@@ -6,11 +6,15 @@ from nibblas.emulator.isa import (
     approximate,
     async_copies,
     barriers,
+    bulk,
     carry,
+    clusters,
     control,
     conversions,
+    fences,
     float_conversions,
     floating,
+    grid,
     half,
     integer,
     logic,
@@ -19,6 +23,7 @@ from nibblas.emulator.isa import (
     moves,
     narrow_conversions,
     predicates,
+    tensors,
     warp_ops,
 )
 from nibblas.emulator.isa.registry import HANDLERS, Handler, find_handler
@@ -29,6 +34,7 @@ FAMILIES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
     *(mbarriers, async_copies),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
+    *(bulk, tensors, fences, clusters, grid),
 )
 
 

@@ -17,6 +17,7 @@ from nibblas.emulator.machine.memory import (
     Memory,
     shared_base,
 )
+from nibblas.emulator.machine.registers import RegisterPool
 from nibblas.emulator.machine.warp import Warp
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Cta:
 
     Attributes:
         index: blockIdx. rank: in its cluster. shared: its shared memory.
-        barriers: the named ones.
+        barriers: the named ones. register_pool: what setmaxnreg moves.
     """
 
     def __init__(self, cluster: Cluster, rank: int, within: Dim3, cluster_index: Dim3) -> None:
@@ -99,6 +100,7 @@ class Cta:
             Warp(self, i, self._warp_registers(common, i), min(32, threads - 32 * i))
             for i in range(self.num_warps)
         ]
+        self.register_pool = RegisterPool(self)
         self._left = self.num_warps
 
     @property

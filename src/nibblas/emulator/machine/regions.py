@@ -59,15 +59,16 @@ def runs_of(
     return found
 
 
-def check_source(memory: Memory, where: slice | Array, what: str) -> None:
+def check_source(memory: Memory, where: slice | Array, what: str, *, alone: bool = True) -> None:
     """Raises if bytes that an operation reads now hold nothing, or something else writes them.
 
-    For memory whose readers are not kept account of.
+    For memory whose readers are not kept account of. ``alone``: off for reductions, which may
+    meet each other.
     """
     if not memory.tracked:
         return
     states = memory.state[where]
-    if (states & ASYNC_WRITING).any():
+    if alone and (states & ASYNC_WRITING).any():
         raise DataRace(f"{what} reads {memory.name} where an operation in flight writes it")
     if not (states & INITIALISED).all():
         missing = int(((states & INITIALISED) == 0).sum())
