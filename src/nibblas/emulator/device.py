@@ -222,6 +222,7 @@ class LoadedModule:
                 absolute=self.addresses,
                 module_shared=self.module.variables,
                 param_base=PARAM_BASE,
+                arch=self.device.arch,
             )
             self._kernels[name] = Kernel(self, program)
         return self._kernels[name]

@@ -255,8 +255,8 @@ def layout_variables(
 class Decoder:
     """One kernel's statements to blocks."""
 
-    def __init__(self, function: Function, slots: Slots) -> None:
-        self.function, self.slots = function, slots
+    def __init__(self, function: Function, slots: Slots, arch: str) -> None:
+        self.function, self.slots, self.arch = function, slots, arch
         self.matches: dict[int, Match] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
 
@@ -341,6 +341,7 @@ class Decoder:
                 following=following,
                 labels=labels,
                 tables=self.tables,
+                arch=self.arch,
             )
             step = match.handler.handle(build)
             guard = instruction.guard
@@ -372,6 +373,7 @@ def decode(
     absolute: Mapping[str, int],
     module_shared: Mapping[str, Variable],
     param_base: int,
+    arch: str,
 ) -> Program:
     """Decodes an entry.
 
@@ -380,6 +382,7 @@ def decode(
         absolute: generic addresses of the module's global and const variables.
         module_shared: the module's shared variables, extern ones included.
         param_base: generic address that the entry's parameters will have.
+        arch: the device's, "sm_90".
     """
     if not function.is_entry or function.body is None:
         raise PtxError(f"{function.name} is not an entry with a body", function.line)
@@ -397,7 +400,7 @@ def decode(
     addresses = {name: param_base + offset for name, offset in params.items()}
     layout = Layout({**absolute, **addresses}, shared_offsets, {**local_offsets, **call_offsets})
     slots = Slots(function, layout)
-    blocks = Decoder(function, slots).blocks()
+    blocks = Decoder(function, slots, arch).blocks()
     return Program(
         function.name,
         function,

@@ -60,6 +60,7 @@ class Build:
     Attributes:
         instruction: as parsed. modifiers: by name, from the handler's synopsis.
         here: index of the block that it stands in; following: of the next one.
+        arch: the device's, "sm_90".
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class Build:
         following: int,
         labels: dict[str, int],
         tables: dict[str, tuple[str, ...]],
+        arch: str,
     ) -> None:
         self.instruction = instruction
         self.modifiers = match.modifiers
         self.slots = slots
         self.here, self.following = here, following
+        self.arch = arch
         self._labels, self._tables = labels, tables
 
     @property

@@ -18,8 +18,10 @@ from nibblas.emulator.isa import (
     half,
     integer,
     logic,
+    matrix_memory,
     mbarriers,
     memory,
+    mma,
     moves,
     narrow_conversions,
     predicates,
@@ -32,9 +34,9 @@ __all__ = ["FAMILIES", "all_handlers", "find_handler"]
 
 FAMILIES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
-    *(mbarriers, async_copies),
+    *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
-    *(bulk, tensors, fences, clusters, grid),
+    *(mma, matrix_memory),
 )
 
 
