@@ -27,6 +27,7 @@ from nibblas.emulator.isa import (
     predicates,
     tensors,
     warp_ops,
+    wgmma,
 )
 from nibblas.emulator.isa.registry import HANDLERS, Handler, find_handler
 
@@ -37,6 +38,7 @@ FAMILIES = (
     *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
     *(mma, matrix_memory),
+    *(wgmma),
 )
 
 

@@ -19,6 +19,7 @@ from nibblas.emulator.machine.memory import (
 )
 from nibblas.emulator.machine.registers import RegisterPool
 from nibblas.emulator.machine.warp import Warp
+from nibblas.emulator.machine.warpgroup import WARPS, Warpgroup
 
 if TYPE_CHECKING:
     from nibblas.emulator.machine.machine import Machine
@@ -101,11 +102,19 @@ class Cta:
             for i in range(self.num_warps)
         ]
         self.register_pool = RegisterPool(self)
+        self._warpgroups: dict[int, Warpgroup] = {}
         self._left = self.num_warps
 
     @property
     def finished(self) -> bool:
         return self._left == 0
+
+    def warpgroup_of(self, warp: Warp) -> Warpgroup:
+        """The four warps that one belongs to; IllegalOperation if there are fewer."""
+        number = warp.index // WARPS
+        if number not in self._warpgroups:
+            self._warpgroups[number] = Warpgroup(self, number)
+        return self._warpgroups[number]
 
     def warp_finished(self, warp: Warp) -> None:
         self._left -= 1

@@ -21,6 +21,7 @@ from nibblas.emulator.machine.groups import CopyGroups
 from nibblas.emulator.machine.memory import Array, Memory
 from nibblas.emulator.machine.unfenced import UnfencedWrites
 from nibblas.emulator.machine.waiting import Wait, WaitQueue
+from nibblas.emulator.machine.warpgroup import WarpState
 
 if TYPE_CHECKING:
     from nibblas.emulator.machine.cta import Cta
@@ -86,7 +87,7 @@ class Warp:
         local: local memory of the 32 lanes, ``local_bytes`` each.
         unfenced: shared memory that its lanes have written since their last proxy fence.
         copies, bulk_copies: groups of cp.async, of cp.async.bulk.
-        failed_tests: mbarrier tests that have failed.
+        failed_tests: mbarrier tests that have failed. wgmma: those in flight.
     """
 
     def __init__(self, cta: Cta, index: int, registers: list[Array], lanes: int) -> None:
@@ -105,6 +106,7 @@ class Warp:
         self.unfenced = UnfencedWrites()
         self.copies, self.bulk_copies = CopyGroups(), CopyGroups()
         self.failed_tests = 0
+        self.wgmma = WarpState()
         self._in_a_row = 0
 
     def __repr__(self) -> str:
