@@ -122,8 +122,8 @@ def test_a_device_that_cannot_be_is_refused(asked: dict[str, str], message: str)
 def test_forced_plans_for_the_level_and_only_inside() -> None:
     backend = registry.get("cpu")
     with forced(Target("cpu", "portable")):
-        assert backend.plan(PROBLEM).config == "portable"
-    assert backend.plan(PROBLEM).config == "avx2"
+        assert backend.plan(PROBLEM).config.level == "portable"
+    assert backend.plan(PROBLEM).config.level == "avx2"
 
 
 def test_one_thread_is_undone() -> None:

@@ -23,12 +23,17 @@ def library() -> CpuLibrary:
         pytest.skip(str(error))
 
 
+#: Levels that add in one order, and so give equal bits.
+EQUAL_LEVELS = ("portable", "avx2", "avx512")
+
+
 @pytest.fixture(scope="session")
-def levels(library: CpuLibrary) -> list[str]:
-    return list(library.levels)
+def equal_levels(library: CpuLibrary) -> list[str]:
+    """Levels that this machine can run and that promise equal bits."""
+    return [level for level in library.levels if level in EQUAL_LEVELS]
 
 
-@pytest.fixture(params=["portable", "avx2"])
+@pytest.fixture(params=[*EQUAL_LEVELS, "amx"])
 def level(request: pytest.FixtureRequest, library: CpuLibrary) -> str:
     """Every instruction level that this machine can run, in turn."""
     if request.param not in library.levels:
@@ -38,10 +43,17 @@ def level(request: pytest.FixtureRequest, library: CpuLibrary) -> str:
 
 @pytest.fixture(scope="session")
 def run(library: CpuLibrary) -> Run:
-    """``run(operands or list of them, level, threads=1)`` writes their outputs."""
+    """``run(operands or list of them, level, threads=1, batch_invariant=False)`` fills outputs."""
 
-    def call(operands: Operands | Sequence[Operands], level: str, threads: int = 1) -> None:
+    def call(
+        operands: Operands | Sequence[Operands],
+        level: str,
+        threads: int = 1,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
         products = [operands] if isinstance(operands, Operands) else operands
-        library.grouped_mm([problem_record(p) for p in products], level, threads)
+        records = [problem_record(product, batch_invariant) for product in products]
+        library.grouped_mm(records, level, threads)
 
     return call

@@ -31,14 +31,14 @@ def test_levels_are_named_slowest_first(library: CpuLibrary) -> None:
 
 def test_best_level_is_chosen(library: CpuLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NIBBLAS_CPU_LEVEL", raising=False)
-    assert CpuBackend().plan(PROBLEM_ON_CPU).config == list(library.levels)[-1]
+    assert CpuBackend().plan(PROBLEM_ON_CPU).config.level == list(library.levels)[-1]
 
 
 def test_level_is_forced_by_the_environment(
     library: CpuLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NIBBLAS_CPU_LEVEL", "portable")
-    assert CpuBackend().plan(PROBLEM_ON_CPU).config == "portable"
+    assert CpuBackend().plan(PROBLEM_ON_CPU).config.level == "portable"
 
 
 def test_unknown_level_is_refused_by_name(
@@ -179,6 +179,6 @@ def test_no_products(library: CpuLibrary) -> None:
 
 def test_record_has_the_size_of_the_c_struct(library: CpuLibrary) -> None:
     """The library compares the record's first field with its own sizeof."""
-    assert PROBLEM.size == struct.calcsize("@36q")
+    assert PROBLEM.size == struct.calcsize("@37q")
     product = build(Spec())
     library.grouped_mm([problem_record(product.operands)], "portable", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -38,7 +39,23 @@ _ADDRESS_WORDS = {
     "out": 32,
 }
 
-_NOTES = ("one fp32 sum per output in an order of its own: batch-invariant", "weights in place")
+_IN_PLACE = "weights in place"
+_INVARIANT = ("one fp32 sum per output in an order of its own: batch-invariant", _IN_PLACE)
+_BY_SIZE = ("the order of a sum depends on the size of its group alone", _IN_PLACE)
+
+#: Levels that have another order of summation for few tokens, unless batch_invariant is asked for.
+_LEVELS_OF_TWO_ORDERS = ("amx",)
+
+
+@dataclass(frozen=True)
+class CpuConfig:
+    """An instruction level, and whether a row's bits may depend on the size of its group."""
+
+    level: str
+    batch_invariant: bool = False
+
+    def __str__(self) -> str:
+        return self.level
 
 
 class CpuBackend:
@@ -59,16 +76,21 @@ class CpuBackend:
     def plan(self, problem: Problem) -> Plan:
         level = cpu_library.load().choose_level(forced_cpu_level())
         estimate = cpu_time(problem, CPU_LEVELS[level], torch.get_num_threads())
-        return Plan(self.name, level, estimate, _NOTES)
+        config = CpuConfig(level, problem.batch_invariant)
+        by_size = level in _LEVELS_OF_TWO_ORDERS and not problem.batch_invariant
+        return Plan(self.name, config, estimate, _BY_SIZE if by_size else _INVARIANT)
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
-        records = [problem_record(product) for product in operands]
-        cpu_library.load().grouped_mm(records, plan.config, torch.get_num_threads())
+        config: CpuConfig = plan.config
+        records = [problem_record(product, config.batch_invariant) for product in operands]
+        cpu_library.load().grouped_mm(records, config.level, torch.get_num_threads())
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
         words = [_ADDRESS_WORDS[name] for name in product.tensors]
-        record_at = RecordTemplate(problem_record(product), words).filled
-        grouped_mm, level = cpu_library.load().grouped_mm, plan.config
+        config: CpuConfig = plan.config
+        record = problem_record(product, config.batch_invariant)
+        record_at = RecordTemplate(record, words).filled
+        grouped_mm, level = cpu_library.load().grouped_mm, config.level
 
         def run_at(addresses: Sequence[int]) -> bool:
             grouped_mm((record_at(addresses),), level, torch.get_num_threads())
@@ -77,7 +99,7 @@ class CpuBackend:
         return run_at
 
 
-def problem_record(product: Operands) -> bytes:
+def problem_record(product: Operands, batch_invariant: bool = False) -> bytes:
     """``NibblasProblem`` of abi.h, section by section in its order."""
     groups, n, half_k = product.w.shape
     return PROBLEM.pack(
@@ -93,6 +115,7 @@ def problem_record(product: Operands) -> bytes:
         product.out.data_ptr(),
         TYPES[product.out.dtype],
         *product.out.stride(),
+        batch_invariant,
     )
 
 

@@ -17,10 +17,10 @@ import torch
 from nibblas.env import CPU_LEVEL_VARIABLE
 from nibblas.errors import NativeLibraryError, bad_value
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 #: NibblasProblem of abi.h: fields of 8 bytes each, in its order.
-PROBLEM = struct.Struct("@36q")
+PROBLEM = struct.Struct("@37q")
 
 _FILE_NAMES = {"darwin": "libnibblas_cpu.dylib", "win32": "nibblas_cpu.dll"}
 _TORCH_CPU_NAMES = {"darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}

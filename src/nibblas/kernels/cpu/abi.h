@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct, a code or a signature below changes its meaning.
-#define NIBBLAS_CPU_ABI_VERSION 1
+#define NIBBLAS_CPU_ABI_VERSION 2
 
 enum NibblasType {
   NIBBLAS_BFLOAT16 = 0,
@@ -88,6 +88,8 @@ struct NibblasProblem {
   int64_t out_type;
   int64_t out_row_stride;     // elements
   int64_t out_column_stride;  // elements
+
+  int64_t batch_invariant;  // not 0: a row's bits do not depend on how many rows its group has
 };
 
 // Runs `body(data)` on every member of a team of up to `threads` threads, the caller among them,

@@ -60,20 +60,14 @@ static void store_columns(const Group& group, i64 token, i64 column, i64 count, 
   }
 }
 
+// Factors, bias, cast and store of a token's sums with up to 8 rows of a tile, from row `r` on.
 template <class V>
-static void write_tile(const Group& group, const Tile& tile, const float* accumulators) {
-  const TileColumns columns = load_columns(group, tile);
-  for (i64 t = 0; t < tile.tokens; ++t) {
-    const i64 token = tile.token + t;
-    for (i64 r = 0; r < tile.rows; r += kLanes) {
-      typename V::F32 y = V::reduce_rows(accumulators + (t * kTileRows + r) * kLanes);
-      y = V::multiply(y, V::load(columns.scale + r));
-      if (group.row_scale != nullptr) y = V::multiply(y, V::broadcast(group.row_scale[token]));
-      if (group.bias != nullptr) y = V::add(y, V::load(columns.bias + r));
-      store_columns<V>(group, token, tile.row + r, min_of(kLanes, tile.rows - r),
-                       V::canonical_nan(y));
-    }
-  }
+static void write_columns(const Group& group, const Tile& tile, const TileColumns& columns,
+                          i64 token, i64 r, typename V::F32 sums) {
+  typename V::F32 y = V::multiply(sums, V::load(columns.scale + r));
+  if (group.row_scale != nullptr) y = V::multiply(y, V::broadcast(group.row_scale[token]));
+  if (group.bias != nullptr) y = V::add(y, V::load(columns.bias + r));
+  store_columns<V>(group, token, tile.row + r, min_of(kLanes, tile.rows - r), V::canonical_nan(y));
 }
 
 }  // namespace nibblas::cpu

@@ -1,12 +1,10 @@
 #include "group_table.h"
 
-#include "tile.h"
+#include "../common/scheduler.h"
+#include "level.h"
 
 namespace nibblas::cpu {
 namespace {
-
-// Decoding a weight row costs about as much as multiplying it by four tokens.
-constexpr i64 kDecodeCost = 4;
 
 bool is_output_type(i64 type) { return type >= NIBBLAS_BFLOAT16 && type <= NIBBLAS_FLOAT32; }
 
@@ -100,6 +98,7 @@ Group make_group(const NibblasProblem& p, i64 g, const GroupCursor::Rows& rows) 
   group.out_type = p.out_type;
   group.out_row_stride = p.out_row_stride;
   group.out_column_stride = p.out_column_stride;
+  group.batch_invariant = p.batch_invariant != 0;
   return group;
 }
 
@@ -121,22 +120,24 @@ NibblasStatus check_problem(const NibblasProblem& p) {
   return sizes_fit && segments_fit ? NIBBLAS_OK : NIBBLAS_BAD_SIZE;
 }
 
-GroupTable::GroupTable(const NibblasProblem* problems, i64 count) {
-  for (i64 i = 0; i < count; ++i) add(problems[i]);
+GroupTable::GroupTable(const NibblasProblem* problems, i64 count, i64 token_block) {
+  for (i64 i = 0; i < count; ++i) add(problems[i], token_block);
 }
 
-void GroupTable::add(const NibblasProblem& problem) {
+void GroupTable::add(const NibblasProblem& problem, i64 token_block) {
   GroupCursor cursor(problem);
   for (i64 g = 0; g < problem.groups; ++g) {
     const GroupCursor::Rows rows = cursor.next();
-    if (rows.count > 0 && problem.n > 0) groups_.push_back(make_group(problem, g, rows));
+    if (rows.count > 0 && problem.n > 0) add_blocks(make_group(problem, g, rows), token_block);
   }
 }
 
-i64 GroupTable::tiles(const Group& group) { return ceil_div(group.n, kTileRows); }
-
-i64 GroupTable::cost(const Group& group) {
-  return tile_cost(group.tokens, kDecodeCost, 1) * (group.k / kScaleBlock);
+void GroupTable::add_blocks(const Group& group, i64 token_block) {
+  const i64 blocks = ceil_div(group.tokens, token_block);
+  const i64 tokens = round_up(ceil_div(group.tokens, blocks), kPreparedTokens);
+  for (i64 begin = 0; begin < group.tokens; begin += tokens) {
+    groups_.push_back(token_range(group, begin, min_of(tokens, group.tokens - begin)));
+  }
 }
 
 }  // namespace nibblas::cpu

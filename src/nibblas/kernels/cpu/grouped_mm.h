@@ -1,4 +1,4 @@
-// A whole call: the products of one list, cut into runs that the workers of one team claim.
+// A whole call: the products of one list, computed by the workers of one team.
 #pragma once
 
 #include "group_table.h"
@@ -6,7 +6,8 @@
 
 namespace nibblas::cpu {
 
-// Returns NIBBLAS_OK, or NIBBLAS_OUT_OF_MEMORY if some run found no scratch.
+// Returns NIBBLAS_OK, or NIBBLAS_OUT_OF_MEMORY if some worker found no scratch. Throws
+// std::bad_alloc before anything is written.
 NibblasStatus grouped_mm(const GroupTable& table, const Level& level, int threads,
                          NibblasParallelRegion region);
 

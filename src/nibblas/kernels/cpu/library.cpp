@@ -2,27 +2,43 @@
 #include <new>
 
 #include "grouped_mm.h"
+#include "processor.h"
 
 namespace nibblas::cpu {
 namespace {
 
-constexpr const Level* kLevels[] = {
-    &kPortableLevel,
+struct LevelEntry {
+  const Level* level;
+  bool (*is_supported)();
+};
+
+bool always() { return true; }
+
+// Slower ones first.
+constexpr LevelEntry kLevels[] = {
+    {&kPortableLevel, always},
 #if defined(NIBBLAS_HAS_AVX2)
-    &kAvx2Level,
+    {&kAvx2Level, has_avx2},
+#endif
+#if defined(NIBBLAS_HAS_AVX512)
+    {&kAvx512Level, has_avx512},
+#endif
+#if defined(NIBBLAS_HAS_AMX)
+    {&kAmxLevel, has_amx},
 #endif
 };
 constexpr i32 kLevelCount = sizeof(kLevels) / sizeof(kLevels[0]);
 
-u32 supported_levels() {
-  u32 levels = 1;
-#if defined(NIBBLAS_HAS_AVX2)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c")) {
-    levels |= 2;
+u32 find_supported_levels() {
+  u32 levels = 0;
+  for (i32 level = 0; level < kLevelCount; ++level) {
+    if (kLevels[level].is_supported()) levels |= u32{1} << level;
   }
-#endif
+  return levels;
+}
+
+u32 supported_levels() {
+  static const u32 levels = find_supported_levels();
   return levels;
 }
 
@@ -40,7 +56,7 @@ int32_t nibblas_cpu_abi_version(void) { return NIBBLAS_CPU_ABI_VERSION; }
 uint32_t nibblas_cpu_supported_levels(void) { return supported_levels(); }
 
 const char* nibblas_cpu_level_name(int32_t level) {
-  return level >= 0 && level < kLevelCount ? kLevels[level]->name : nullptr;
+  return level >= 0 && level < kLevelCount ? kLevels[level].level->name : nullptr;
 }
 
 const char* nibblas_cpu_status_text(int32_t status) {
@@ -70,7 +86,8 @@ int32_t nibblas_cpu_grouped_mm(const NibblasProblem* problems, int64_t count, in
     if (status != NIBBLAS_OK) return status;
   }
   try {
-    return grouped_mm(GroupTable(problems, count), *kLevels[level], threads, region);
+    const Level& chosen = *kLevels[level].level;
+    return grouped_mm(GroupTable(problems, count, chosen.token_block), chosen, threads, region);
   } catch (const std::bad_alloc&) {
     return NIBBLAS_OUT_OF_MEMORY;
   }

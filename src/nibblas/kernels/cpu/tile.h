@@ -1,4 +1,4 @@
-// Sizes shared by the loop nest, the two precisions and the epilogue, and the scratch they use.
+// Sizes shared by the loop nest, the two precisions and the epilogue.
 #pragma once
 
 #include "group.h"
@@ -7,21 +7,18 @@ namespace nibblas::cpu {
 
 // fp32 lanes of every (token, row) accumulator; a sum ends with one fixed tree over them.
 constexpr i64 kLanes = 8;
-// Weight rows decoded and multiplied together; also the scheduler's unit.
+// Weight rows decoded and multiplied together by the vector kernels.
 constexpr i64 kTileRows = 16;
-// Tokens that share one decoding of a tile's weights.
+// Most tokens that share one decoding of a tile's weights in the vector kernels.
 constexpr i64 kTokenBlock = 96;
-constexpr i64 kScratchAlignment = 64;
 
 static_assert(kTileRows % kLanes == 0, "the epilogue reduces 8 rows at a time");
-static_assert(kTokenBlock % 3 == 0, "the w4a16 micro-kernel takes 3 tokens at a time");
+static_assert(kTokenBlock % 3 == 0, "the w4a16 micro-kernels take 3 tokens at a time");
 
-// Rows [row, row + rows) of a group's weights times tokens [token, token + tokens).
+// Rows [row, row + rows) of a group's weights.
 struct Tile {
   i64 row;
   i64 rows;
-  i64 token;
-  i64 tokens;
 };
 
 // Values [begin, begin + count) along K.
@@ -29,6 +26,12 @@ struct KRange {
   i64 begin;
   i64 count;
 };
+
+// What to prefetch while the values `k` of a tile are decoded: as many bytes of the next tile's
+// rows, in the order of addresses, which is what the processor's own prefetcher can follow.
+static inline const u8* next_tile(const Group& group, const Tile& tile, KRange k) {
+  return group.w + (tile.row + kTileRows) * group.w_row_bytes + k.begin / 2 * kTileRows;
+}
 
 // Partial sums, [tokens][kTileRows][kLanes].
 static constexpr i64 accumulator_bytes(i64 tokens) {

@@ -1,4 +1,5 @@
-// Eight-lane operations of the AVX2 level (AVX2, FMA, F16C). Same members as Portable, same bits.
+// Eight-lane operations with AVX2, FMA and F16C. Same members as Portable, same bits. `Level` is a
+// tag: each level that uses them compiles its own.
 #pragma once
 
 #include <immintrin.h>
@@ -25,7 +26,8 @@ static constexpr Bf16Bytes make_bf16_of_e2m1() {
 
 constexpr Bf16Bytes kBf16OfE2m1 = make_bf16_of_e2m1();
 
-struct Avx2 {
+template <class Level>
+struct Vec256 {
   using F32 = __m256;
 
   static F32 zero() { return _mm256_setzero_ps(); }
@@ -194,5 +196,7 @@ struct Avx2 {
                          _mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 2, 3, 2)));
   }
 };
+
+using Avx2 = Vec256<struct Avx2Level>;
 
 }  // namespace nibblas::cpu

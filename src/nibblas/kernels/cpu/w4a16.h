@@ -29,25 +29,22 @@ class W4A16 {
   static constexpr i64 kChunk = 512;
 
   static i64 panel_bytes() { return kTileRows * kChunk * static_cast<i64>(sizeof(float)); }
-  static i64 token_bytes(i64 tokens, i64 k) { return tokens * k * static_cast<i64>(sizeof(float)); }
+  static i64 token_bytes(i64 k) { return k * static_cast<i64>(sizeof(float)); }
 
-  W4A16(const Group& group, u8* panel, u8* tokens)
-      : group_(group),
-        panel_(reinterpret_cast<float*>(panel)),
-        tokens_(reinterpret_cast<float*>(tokens)) {}
-
-  // [tokens][K / 16][8 even k, 8 odd k]
-  void prepare_tokens(const Tile& tile) {
-    for (i64 t = 0; t < tile.tokens; ++t) {
-      const u8* row = group_.x + (tile.token + t) * group_.x_row_bytes;
-      const u16* from = reinterpret_cast<const u16*>(row);
-      float* to = tokens_ + t * group_.k;
-      for (i64 k = 0; k < group_.k; k += kScaleBlock) {
-        V::store(to + k, Tokens::even(from + k));
-        V::store(to + k + 8, Tokens::odd(from + k));
-      }
+  // [K / 16][8 even k, 8 odd k]
+  static void prepare_token(const Group& group, i64 token, u8* prepared) {
+    const u16* from = reinterpret_cast<const u16*>(group.x + token * group.x_row_bytes);
+    float* to = reinterpret_cast<float*>(prepared);
+    for (i64 k = 0; k < group.k; k += kScaleBlock) {
+      V::store(to + k, Tokens::even(from + k));
+      V::store(to + k + 8, Tokens::odd(from + k));
     }
   }
+
+  W4A16(const Group& group, const u8* prepared, u8* panel)
+      : group_(group),
+        panel_(reinterpret_cast<float*>(panel)),
+        tokens_(reinterpret_cast<const float*>(prepared)) {}
 
   // Fills the panel, [rows / 4][K / 16][even, odd][4 rows][8 values].
   void decode_weights(const Tile& tile, KRange k) {
@@ -60,11 +57,12 @@ class W4A16 {
   }
 
   void multiply(const Tile& tile, KRange k, float* accumulators) const {
-    if (tile.tokens == 1) return multiply_tokens<kOctet, 1>(tile.rows, 0, k, accumulators);
+    const i64 tokens = group_.tokens;
+    if (tokens == 1) return multiply_tokens<kOctet, 1>(tile.rows, 0, k, accumulators);
     i64 t = 0;
-    for (; t + 3 <= tile.tokens; t += 3) multiply_tokens<kQuad, 3>(tile.rows, t, k, accumulators);
-    if (tile.tokens - t == 2) multiply_tokens<kQuad, 2>(tile.rows, t, k, accumulators);
-    if (tile.tokens - t == 1) multiply_tokens<kQuad, 1>(tile.rows, t, k, accumulators);
+    for (; t + 3 <= tokens; t += 3) multiply_tokens<kQuad, 3>(tile.rows, t, k, accumulators);
+    if (tokens - t == 2) multiply_tokens<kQuad, 2>(tile.rows, t, k, accumulators);
+    if (tokens - t == 1) multiply_tokens<kQuad, 1>(tile.rows, t, k, accumulators);
   }
 
  private:
@@ -160,7 +158,7 @@ class W4A16 {
 
   const Group& group_;
   float* panel_;
-  float* tokens_;
+  const float* tokens_;
 };
 
 }  // namespace nibblas::cpu

@@ -2,31 +2,13 @@
 // by its two scales in fp32. A block dot has at most 12 bits, a scale product 8: both are exact.
 // Lane j of an accumulator adds blocks j, j + 8, j + 16, ...
 //
-// maddubs multiplies unsigned by signed bytes: tokens are 2 * value, weights 2 * value + 12, and
-// the surplus 12 * (sum of the token's block) is subtracted as an integer before the scales come
-// in.
+// Tokens are the unsigned operand, so that weights, used once, can be read by the instruction.
 #pragma once
 
-#include "../common/e2m1.h"
+#include "dot_tables.h"
 #include "tile.h"
 
 namespace nibblas::cpu {
-
-struct DotTables {
-  alignas(16) u8 tokens[16];   // 2 * value + kE2m1MaxDoubled, as uint8
-  alignas(16) u8 weights[16];  // 2 * value, as int8
-};
-
-static constexpr DotTables make_dot_tables() {
-  DotTables tables{};
-  for (u32 code = 0; code < 16; ++code) {
-    tables.tokens[code] = static_cast<u8>(decode_e2m1_doubled(code) + kE2m1MaxDoubled);
-    tables.weights[code] = static_cast<u8>(decode_e2m1_doubled(code));
-  }
-  return tables;
-}
-
-constexpr DotTables kDotTables = make_dot_tables();
 
 template <class V>
 class W4A4 {
@@ -37,29 +19,29 @@ class W4A4 {
   static i64 panel_bytes() {
     return kTileRows * kChunkSteps * static_cast<i64>(sizeof(WeightStep));
   }
-  static i64 token_bytes(i64 tokens, i64 k) {
-    return tokens * ceil_div(k, kStep) * static_cast<i64>(sizeof(TokenStep));
-  }
+  static i64 token_bytes(i64 k) { return ceil_div(k, kStep) * static_cast<i64>(sizeof(TokenStep)); }
 
-  W4A4(const Group& group, u8* panel, u8* tokens)
-      : group_(group),
-        steps_(ceil_div(group.k, kStep)),
-        panel_(reinterpret_cast<WeightStep*>(panel)),
-        tokens_(reinterpret_cast<TokenStep*>(tokens)) {}
-
-  void prepare_tokens(const Tile& tile) {
-    for (i64 t = 0; t < tile.tokens; ++t) {
-      const u8* codes = group_.x + (tile.token + t) * group_.x_row_bytes;
-      for (i64 k = 0; k < group_.k; k += kChunk) {
-        const KRange range{k, min_of(kChunk, group_.k - k)};
-        const ScaleBytes scales = load_scales(group_.x_scales, tile.token + t, range);
-        for (i64 s = 0; s < steps_in(range); ++s) {
-          fill_token_step(codes, k + s * kStep, scales.of + s * kLanes,
-                          tokens_[t * steps_ + k / kStep + s]);
-        }
+  static void prepare_token(const Group& group, i64 token, u8* prepared) {
+    TokenStep* steps = reinterpret_cast<TokenStep*>(prepared);
+    const u8* codes = group.x + token * group.x_row_bytes;
+    for (i64 k = 0; k < group.k; k += kChunk) {
+      const KRange range{k, min_of(kChunk, group.k - k)};
+      const ScaleBytes scales = load_scales(group.x_scales, token, range);
+      for (i64 s = 0; s < steps_in(range); ++s) {
+        TokenStep& step = steps[k / kStep + s];
+        unpack(codes, k + s * kStep, group.k, kDotTables.shifted, step.codes);
+        // Both codes are doubled: a quarter makes the product of values.
+        V::store(step.scales,
+                 V::multiply(V::decode_e4m3(scales.of + s * kLanes), V::broadcast(0.25f)));
       }
     }
   }
+
+  W4A4(const Group& group, const u8* prepared, u8* panel)
+      : group_(group),
+        steps_(ceil_div(group.k, kStep)),
+        panel_(reinterpret_cast<WeightStep*>(panel)),
+        tokens_(reinterpret_cast<const TokenStep*>(prepared)) {}
 
   // Fills the panel, [rows / 8][steps][8 rows].
   void decode_weights(const Tile& tile, KRange k) {
@@ -69,7 +51,8 @@ class W4A4 {
       const ScaleBytes scales = load_scales(group_.w_scales, row, k);
       for (i64 s = 0; s < steps_in(k); ++s) {
         WeightStep& step = octet(r)[s * kLanes + r % kLanes];
-        unpack(codes, k.begin + s * kStep, kDotTables.weights, reinterpret_cast<u8*>(step.codes));
+        unpack(codes, k.begin + s * kStep, group_.k, kDotTables.doubled,
+               reinterpret_cast<u8*>(step.codes));
         V::scaled_block_sums(step.codes, -kE2m1MaxDoubled, step.offset);
         V::store(step.scales, V::decode_e4m3(scales.of + s * kLanes));
       }
@@ -77,7 +60,7 @@ class W4A4 {
   }
 
   void multiply(const Tile& tile, KRange k, float* accumulators) const {
-    for (i64 t = 0; t < tile.tokens; ++t) {
+    for (i64 t = 0; t < group_.tokens; ++t) {
       for (i64 row = 0; row < tile.rows; row += kLanes) {
         micro_kernel(octet(row), tokens_ + t * steps_ + k.begin / kStep, steps_in(k),
                      accumulators_of(accumulators, t, row));
@@ -113,18 +96,12 @@ class W4A4 {
     return bytes;
   }
 
-  void unpack(const u8* row, i64 k, const u8* table, u8* to) const {
+  static void unpack(const u8* row, i64 k, i64 k_end, const u8* table, u8* to) {
     const u8* packed = row + k / 2;
-    if (k + kStep <= group_.k) return V::unpack_step(packed, table, to);
+    if (k + kStep <= k_end) return V::unpack_step(packed, table, to);
     u8 rest[kStep / 2] = {};
-    for (i64 i = 0; i < (group_.k - k) / 2; ++i) rest[i] = packed[i];
+    for (i64 i = 0; i < (k_end - k) / 2; ++i) rest[i] = packed[i];
     V::unpack_step(rest, table, to);
-  }
-
-  void fill_token_step(const u8* row, i64 k, const u8* scales, TokenStep& step) const {
-    unpack(row, k, kDotTables.tokens, step.codes);
-    // Both codes are doubled: a quarter makes the product of values.
-    V::store(step.scales, V::multiply(V::decode_e4m3(scales), V::broadcast(0.25f)));
   }
 
   static void micro_kernel(const WeightStep* weights, const TokenStep* token, i64 steps,
@@ -146,7 +123,7 @@ class W4A4 {
   const Group& group_;
   i64 steps_;
   WeightStep* panel_;
-  TokenStep* tokens_;
+  const TokenStep* tokens_;
 };
 
 }  // namespace nibblas::cpu
