@@ -50,8 +50,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def bits_dtype(kind: str) -> np.dtype[Any]:
-    """The unsigned type in which a register of that type keeps its bits; bool for predicates."""
-    return DTYPES["pred"] if kind == "pred" else np.dtype(f"u{TYPE_BYTES[kind]}")
+    """The unsigned type in which a register of that type keeps its bits; bool for predicates.
+
+    A .b128 register is a pair of uint64.
+    """
+    return DTYPES["pred"] if kind == "pred" else np.dtype(f"u{min(8, TYPE_BYTES[kind])}")
 
 
 class Build:
@@ -212,7 +215,11 @@ class Build:
 
 def put(warp: Warp, slot: int, value: Array) -> None:
     """Writes a result for the active lanes."""
-    warp.r[slot] = value if warp.full else np.where(warp.mask, value, warp.r[slot])
+    if warp.full:
+        warp.r[slot] = value
+    else:
+        mask = warp.mask if value.ndim == 1 else warp.mask[:, None]  # .b128: [32, 2]
+        warp.r[slot] = np.where(mask, value, warp.r[slot])
 
 
 def compute(build: Build, function: Callable[..., Array], result: str, *kinds: str) -> Step:

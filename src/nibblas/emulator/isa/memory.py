@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nibblas.emulator.isa.build import Build, put
+from nibblas.emulator.isa.build import Build, bits_dtype, put
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import Path
 from nibblas.emulator.machine.memory import Array
@@ -96,7 +96,7 @@ def st(build: Build) -> Step:
     slots = [build.source(item, kind, wider=True) for item in _elements(build, 1)]
     path = _path(space, kind, len(slots))
     addresses = build.address(0)
-    narrow = np.dtype(f"u{TYPE_BYTES[kind]}")
+    narrow = bits_dtype(kind)
     key, size = f"store {space.split(':')[0]}", path.size
 
     def step(warp: Warp) -> None:

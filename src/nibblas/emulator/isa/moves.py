@@ -6,7 +6,7 @@ import numpy as np
 
 from nibblas.emulator.isa.build import Build, bits_dtype, compute, put
 from nibblas.emulator.isa.registry import Family, Step
-from nibblas.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW, Array
+from nibblas.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.ptx.model import TYPE_BYTES, Reg, Vector
 
@@ -32,15 +32,7 @@ def mov(build: Build) -> Step:
         return _clock(build, source.name, kind)
     slot, dest = build.source(source, kind), build.dest(target, kind)
 
-    def step(warp: Warp) -> None:
-        r = warp.r
-        r[dest] = r[slot] if warp.full else np.where(_column(warp, r[slot]), r[slot], r[dest])
-
-    return step
-
-
-def _column(warp: Warp, value: Array) -> Array:
-    return warp.mask if value.ndim == 1 else warp.mask[:, None]
+    return lambda warp: put(warp, dest, warp.r[slot])
 
 
 def _part(build: Build, kind: str, parts: int) -> str:
@@ -54,15 +46,11 @@ def _pack(build: Build, kind: str, source: Vector) -> Step:
     """``mov.b32 d, {a, b}``: a is the low part."""
     part = _part(build, kind, len(source.items))
     slots = [build.source(item, part) for item in source.items]
-    dest, bits = build.dest(0, kind), bits_dtype(kind)
+    dest, bits, wide = build.dest(0, kind), bits_dtype(kind), kind == "b128"
 
     def step(warp: Warp) -> None:
-        joined = np.stack([warp.r[slot] for slot in slots], axis=1)
-        if bits.itemsize == 16:
-            value = joined.view(np.uint64)
-            warp.r[dest] = np.where(_column(warp, value), value, warp.r[dest])
-        else:
-            put(warp, dest, joined.view(bits)[:, 0])
+        joined = np.stack([warp.r[slot] for slot in slots], axis=1).view(bits)
+        put(warp, dest, joined if wide else joined[:, 0])
 
     return step
 

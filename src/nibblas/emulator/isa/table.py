@@ -5,6 +5,7 @@ from __future__ import annotations
 from nibblas.emulator.isa import (
     approximate,
     async_copies,
+    atomics,
     barriers,
     bulk,
     carry,
@@ -35,10 +36,9 @@ __all__ = ["FAMILIES", "all_handlers", "find_handler"]
 
 FAMILIES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
-    *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid),
+    *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid, wgmma),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
-    *(mma, matrix_memory),
-    *(wgmma),
+    *(mma, matrix_memory, atomics),
 )
 
 
