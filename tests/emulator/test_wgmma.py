@@ -400,7 +400,7 @@ def test_exit_before_the_wait_is_reported(order: str) -> None:
 def test_three_warps_wait_for_the_fourth() -> None:
     head, one, _, a, b, _ = chain()
     body = head + "setp.ge.u32 %p3, %r0, 96; @%p3 bra skip;" + FENCE + one + WAIT + "skip:\n"
-    fails(body + "bar.sync 0;", a, b, Deadlock, r"warps \[3\] of the warpgroup have not come")
+    fails(body + "bar.sync 0;", a, b, Deadlock, r"warps \[3\] have not executed")
 
 
 def test_warps_with_different_descriptors() -> None:

@@ -198,7 +198,8 @@ def wait_for_groups(warp: Warp, group: Warpgroup, state: WarpState, kept: int) -
     def describe() -> str:
         first = next(multiply for multiply in due if not multiply.done)
         if first.missing:
-            return f"wgmma.wait_group {kept}: warps {first.missing} of the warpgroup have not come"
+            absent = [warp.index // WARPS * WARPS + number for number in first.missing]
+            return f"wgmma.wait_group {kept}: warps {absent} have not executed {first.site}"
         return f"wgmma.wait_group {kept}: {first.op}"
 
     warp.wait(

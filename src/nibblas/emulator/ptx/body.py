@@ -93,7 +93,7 @@ class _ScopeReader:
         elif directive == ".loc":
             self.loc = at.loc_directive()
         elif directive == ".file":
-            at.file_directive()
+            at.rest_of_line()
         elif directive == ".pragma":
             at.take("string")
             at.expect(";")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import Literal
 
 from nibblas.emulator.errors import PtxError
@@ -25,12 +26,15 @@ WARP_SIZE = 32
 
 
 class Cursor:
-    """Reads tokens in order. Every method raises PtxError where the text does not fit."""
+    """Reads tokens in order. Every method raises PtxError where the text does not fit.
 
-    def __init__(self, tokens: list[Token]) -> None:
+    ``files``: paths of the sources that ``.loc`` names by number.
+    """
+
+    def __init__(self, tokens: list[Token], files: Mapping[int, str]) -> None:
         self._tokens = tokens
         self._index = 0
-        self.files: dict[int, str] = {}
+        self.files = files
 
     @property
     def kind(self) -> str:
@@ -103,11 +107,6 @@ class Cursor:
         while self.line == line and self.kind != "end":
             found.append(self.take())
         return found
-
-    def file_directive(self) -> None:
-        """``.file 1 "path"`` ..., after the directive."""
-        number, name, *_ = self.rest_of_line()
-        self.files[int(number.text)] = name.text.strip('"')
 
     def loc_directive(self) -> Loc:
         """``.loc file line column`` ..., after the directive."""

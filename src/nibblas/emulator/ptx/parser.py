@@ -10,7 +10,7 @@ from nibblas.emulator.errors import PtxError
 from nibblas.emulator.ptx.body import parse_body
 from nibblas.emulator.ptx.cursor import Cursor
 from nibblas.emulator.ptx.declarations import parse_variables
-from nibblas.emulator.ptx.lexer import tokenize
+from nibblas.emulator.ptx.lexer import Token, tokenize
 from nibblas.emulator.ptx.model import Function, Module, Variable
 
 _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
@@ -39,7 +39,17 @@ def parse(text: str) -> Module:
     Raises:
         PtxError: the text is not PTX, with the line.
     """
-    return _ModuleParser(Cursor(tokenize(text))).parse()
+    tokens = tokenize(text)
+    return _ModuleParser(Cursor(tokens, files=_files(tokens))).parse()
+
+
+def _files(tokens: list[Token]) -> dict[int, str]:
+    """Paths by number of all ``.file`` directives: NVRTC puts them after the functions."""
+    return {
+        int(number.text): path.text.strip('"')
+        for directive, number, path in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        if directive.text == ".file" and number.kind == "number" and path.kind == "string"
+    }
 
 
 class _ModuleParser:
@@ -76,7 +86,7 @@ class _ModuleParser:
             if self.address_bits != 64:
                 raise PtxError("only .address_size 64 is supported", at.line)
         elif directive == ".file":
-            at.file_directive()
+            at.rest_of_line()
         elif directive == ".section":
             at.skip_braces()
         elif directive in (".pragma", ".alias"):
