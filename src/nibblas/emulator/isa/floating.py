@@ -129,11 +129,11 @@ def sign_double(build: Build) -> Step:
     return compute(build, function, "f64", "f64")
 
 
-@floating.instruction("min [ftz] [NaN] [xorsign.abs] f32", **_section("min"))
-@floating.instruction("max [ftz] [NaN] [xorsign.abs] f32", **_section("max"))
+@floating.instruction("min [ftz] [NaN] f32", "min [ftz] [NaN] xorsign abs f32", **_section("min"))
+@floating.instruction("max [ftz] [NaN] f32", "max [ftz] [NaN] xorsign abs f32", **_section("max"))
 def extreme_single(build: Build) -> Step:
     pick = floats.extreme(build.instruction.opcode == "max", build.has("NaN"))
-    if build.has("xorsign.abs"):
+    if build.has("xorsign"):
         pick = with_xorsign(pick)
     count = build.count(3, 4)
     if count == 4:

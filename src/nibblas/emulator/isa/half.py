@@ -151,18 +151,22 @@ def sign(build: Build) -> Step:
 
 
 @half.instruction(
-    f"min [ftz] [NaN] [xorsign.abs] {_TYPES}",
-    f"min [NaN] [xorsign.abs] {_BRAIN}",
+    f"min [ftz] [NaN] {_TYPES}",
+    f"min [NaN] {_BRAIN}",
+    f"min [ftz] [NaN] xorsign abs {_TYPES}",
+    f"min [NaN] xorsign abs {_BRAIN}",
     **_section("min"),
 )
 @half.instruction(
-    f"max [ftz] [NaN] [xorsign.abs] {_TYPES}",
-    f"max [NaN] [xorsign.abs] {_BRAIN}",
+    f"max [ftz] [NaN] {_TYPES}",
+    f"max [NaN] {_BRAIN}",
+    f"max [ftz] [NaN] xorsign abs {_TYPES}",
+    f"max [NaN] xorsign abs {_BRAIN}",
     **_section("max"),
 )
 def extreme(build: Build) -> Step:
     pick = floats.extreme(build.instruction.opcode == "max", build.has("NaN"))
-    if build.has("xorsign.abs"):
+    if build.has("xorsign"):
         pick = with_xorsign(pick)
     brain, ftz = build.get("type").startswith("bf16"), build.has("ftz")
 
