@@ -7,6 +7,7 @@ import pytest
 
 from nibblas.emulator import (
     BarrierError,
+    DataRace,
     Deadlock,
     Device,
     IllegalOperation,
@@ -283,3 +284,21 @@ def test_registers_that_nobody_gives_are_a_deadlock(order: str) -> None:
 def test_misused_setmaxnreg(instruction: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         registers(instruction)
+
+
+EARLY = "    mov.u32 %r1, 7;\n" + STORE
+WAIT_GRID = "    griddepcontrol.wait;\n"
+
+
+@pytest.mark.parametrize("programmatic", [False, True])
+@pytest.mark.parametrize("body", [WAIT_GRID + EARLY, EARLY + WAIT_GRID])
+def test_writes_before_the_grid_dependency_are_reported(body: str, programmatic: bool) -> None:
+    dev = Device()
+    out = dev.empty((1, 64), np.uint32)
+    kernel = dev.load_ptx(entry(BEGIN + body)).kernel("k")
+    if programmatic and body.startswith("    mov"):
+        with pytest.raises(DataRace, match="before griddepcontrol.wait"):
+            kernel.launch(1, 64, [out], programmatic=True)
+    else:
+        kernel.launch(1, 64, [out], programmatic=programmatic)
+        assert (out.to_numpy() == 7).all()

@@ -251,6 +251,7 @@ class Kernel:
         *,
         cluster: Dim3 = (1, 1, 1),
         smem: int = 0,
+        programmatic: bool = False,
     ) -> Report:
         """Runs a grid to its end.
 
@@ -259,6 +260,8 @@ class Kernel:
             args: one value per parameter: a number, a buffer (its address), or raw bytes for a
                 struct by value (anything with ``tobytes``, such as a tensor map).
             smem: bytes of dynamic shared memory.
+            programmatic: a programmatic dependent launch. The grid before it has ended all the
+                same; what is written before griddepcontrol.wait is reported.
 
         Raises:
             LaunchError, TypeError: the launch does not fit the kernel or the device.
@@ -297,6 +300,7 @@ class Kernel:
                 num_sms=device.num_sms,
                 resident_ctas=device.num_sms,
                 max_instructions=device.max_instructions,
+                programmatic=programmatic,
             ).run()
         finally:
             addresses.free(params)

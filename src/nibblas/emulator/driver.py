@@ -185,6 +185,7 @@ class EmulatedDriver:
                 [spec.parameters],
                 cluster=spec.cluster,
                 smem=spec.shared_bytes,
+                programmatic=spec.programmatic,
             )
         except LaunchError as error:
             raise DriverError(

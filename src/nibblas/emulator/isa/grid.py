@@ -15,12 +15,18 @@ grid = Family("grid")
     anchor="parallel-synchronization-and-communication-instructions-griddepcontrol",
 )
 def griddepcontrol(build: Build) -> Step:
-    """Grids run one after the other, so neither changes anything; both are counted."""
+    """Grids run one after the other, so neither waits; both are counted.
+
+    In a programmatic launch, writes of a CTA none of whose threads has waited are reported.
+    """
     build.count(0)
+    waits = build.get("action") == "wait"
     key = f"griddepcontrol.{build.get('action')}"
 
     def step(warp: Warp) -> None:
         warp.cta.machine.counts[key] += 1
+        if waits:
+            warp.cta.overlaps = False
 
     return step
 

@@ -209,7 +209,7 @@ class Path:
         """``values``: [lanes] or [lanes, count] of unsigned integers of the element's size."""
         if lanes is None:
             found = self._rows(warp, addresses)
-            if found is not None and not found[0].read_only:
+            if found is not None and not found[0].guarded:
                 memory, rows = found
                 data, state = memory.view(self.element_bytes, self.count)
                 try:
@@ -265,6 +265,8 @@ class Path:
         ]
         for memory, offset, lane, _ in places:
             check_write(memory, offset, self.size, lane)
+            if memory.guarded:
+                warp.cta.check_grid_dependency(memory, lane)
         for row, (memory, offset, lane, address) in zip(flat, places, strict=True):
             memory.data[offset : offset + self.size] = row
             memory.state[offset : offset + self.size] = memory.written

@@ -145,6 +145,7 @@ def issue_store(
     shared, offset, num_bytes = source
     memory, where = target
     reads = [claim_read(shared, slice(offset, offset + num_bytes), what, site)]
+    warp.cta.check_grid_dependency(memory, lane)
     writes = [claim_write(memory, where, what, site, alone=False)]
     queue = warp.bulk_copies.queue
     data: list[Array] = []

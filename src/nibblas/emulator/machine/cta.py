@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nibblas.emulator.errors import OutOfBounds
+from nibblas.emulator.errors import DataRace, OutOfBounds
 from nibblas.emulator.machine.barrier import NUM_BARRIERS, NamedBarrier
 from nibblas.emulator.machine.claims import check_unfinished
 from nibblas.emulator.machine.cluster_barrier import ClusterBarrier
@@ -76,6 +76,7 @@ class Cta:
     Attributes:
         index: blockIdx. rank: in its cluster. shared: its shared memory.
         barriers: the named ones. register_pool: what setmaxnreg moves.
+        overlaps: the grid before this one may still run; no thread has waited for it.
     """
 
     def __init__(self, cluster: Cluster, rank: int, within: Dim3, cluster_index: Dim3) -> None:
@@ -102,12 +103,22 @@ class Cta:
             for i in range(self.num_warps)
         ]
         self.register_pool = RegisterPool(self)
+        self.overlaps = machine.programmatic
         self._warpgroups: dict[int, Warpgroup] = {}
         self._left = self.num_warps
 
     @property
     def finished(self) -> bool:
         return self._left == 0
+
+    def check_grid_dependency(self, memory: Memory, lane: int) -> None:
+        """Raises if global memory is written while the grid before this one may still run."""
+        if self.overlaps and memory not in self.cluster.memories:
+            raise DataRace(
+                f"a write of {memory.name} before griddepcontrol.wait: the grid before this one "
+                "may still read or write it",
+                lanes=1 << lane,
+            )
 
     def warpgroup_of(self, warp: Warp) -> Warpgroup:
         """The four warps that one belongs to; IllegalOperation if there are fewer."""

@@ -27,6 +27,7 @@ class Machine:
         grid, block, cluster: in CTAs, threads and CTAs.
         shared_begin: offset of the first variable in a CTA's shared memory.
         shared_bytes: of variables, static and dynamic.
+        programmatic: the grid may overlap with the one before it.
         changed_maps: addresses of tensor maps that wait for a fence.
         block_counts: executions by block. bytes: moved, by path. counts: of other events.
     """
@@ -45,6 +46,7 @@ class Machine:
         num_sms: int,
         resident_ctas: int,
         max_instructions: int,
+        programmatic: bool = False,
     ) -> None:
         self.program, self.addresses = program, addresses
         self.grid, self.block, self.cluster = grid, block, cluster
@@ -54,6 +56,7 @@ class Machine:
             align = program.dynamic_align
             self.shared_bytes = -(-self.shared_bytes // align) * align + dynamic_bytes
         self.changed_maps: set[int] = set()
+        self.programmatic = programmatic
         self.block_counts = [0] * len(program.blocks)
         self.bytes: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
@@ -70,13 +73,15 @@ class Machine:
             EmulationError: see errors.py.
         """
         begin = time.perf_counter()
+        if self.programmatic:
+            self.addresses.guard_writes()
         try:
             with np.errstate(all="ignore"):  # flags are no part of the results
                 self._fill()
                 self.scheduler.run()
                 self.scheduler.drain()
         finally:
-            self.addresses.release_claims()
+            self.addresses.end_grid()
         return self._report(time.perf_counter() - begin)
 
     def cta_finished(self, cta: Cta) -> None:

@@ -71,7 +71,8 @@ class Memory:
             written, and 1 more for each operation in flight that writes here.
         watched: whether ordinary writes look at ``state``: operations in flight here.
         claims: of operations in flight, by id. barriers: mbarriers, by offset.
-        read_only: ordinary writes are refused.
+        read_only: ordinary writes are refused. guarded: whether they are looked at for that, or
+            for coming before the grid's griddepcontrol.wait.
         written: what an ordinary write leaves in ``state``.
 
     ``data`` given, uint8 [num_bytes]: the bytes are the caller's own, not copied.
@@ -90,6 +91,7 @@ class Memory:
     ) -> None:
         self.name, self.base, self.num_bytes = name, base, num_bytes
         self.read_only, self.written = read_only, written
+        self.guarded = read_only
         padded = num_bytes if data is not None else -(-num_bytes // 64) * 64
         self._data = np.full(padded, POISON, np.uint8) if data is None else data
         self._state = np.full(padded, INITIALISED if initialised else 0, np.uint8)
@@ -207,9 +209,15 @@ class AddressMap:
         """Lets the next allocation of a space begin where its first one did."""
         self._next[space] = {"const": CONST_BASE, "param": PARAM_BASE}[space]
 
-    def release_claims(self) -> None:
+    def guard_writes(self) -> None:
+        """A grid begins that may overlap with the one before it."""
+        for memory in self._by_base.values():
+            memory.guarded = True
+
+    def end_grid(self) -> None:
         """A grid has ended: whatever it wrote asynchronously is there for everyone."""
         for memory in self._by_base.values():
+            memory.guarded = memory.read_only
             for claim in list(memory.claims.values()):
                 claim.release()
 
