@@ -25,7 +25,9 @@ _LEVELS = (
     "[evict1:L1::evict_normal|L1::evict_unchanged|L1::evict_first|L1::evict_last|L1::no_allocate] "
     "[evict2:L2::evict_normal|L2::evict_first|L2::evict_last] "
 )
-_SPACE = "[space:global|shared|shared::cta|shared::cluster|local|param|const|param::entry] "
+_SPACE = (
+    "[space:global|shared|shared::cta|shared::cluster|local|const|param|param::entry|param::func] "
+)
 _STORE_SPACE = "[space:global|shared|shared::cta|shared::cluster|local|param|param::func] "
 _VEC = "[vec:v2|v4|v8] type:@scalar|b128"
 _SCOPE = "[scope:cta|cluster|gpu|sys] "

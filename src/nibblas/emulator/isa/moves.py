@@ -6,7 +6,7 @@ import numpy as np
 
 from nibblas.emulator.isa.build import Build, bits_dtype, compute, put
 from nibblas.emulator.isa.registry import Family, Step
-from nibblas.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW
+from nibblas.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES, Array
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.ptx.model import TYPE_BYTES, Reg, Vector
 
@@ -92,6 +92,8 @@ def cvta(build: Build) -> Step:
     size, space = build.get("size"), build.get("space")
     if size != "u64":
         raise build.refusal("only 64-bit addresses are supported")
+    if space == "param":
+        return compute(build, _to_param if build.has("to") else _from_param, size, size)
     window = {"local": LOCAL_WINDOW}.get(space, SHARED_WINDOW if "shared" in space else 0)
     offset = np.full(32, window, np.uint64)
     if window == 0:
@@ -99,3 +101,13 @@ def cvta(build: Build) -> Step:
     if build.has("to"):
         return compute(build, lambda a: a - offset, size, size)
     return compute(build, lambda a: a + offset, size, size)
+
+
+def _from_param(address: Array) -> Array:
+    """An entry's parameters have generic addresses; those of a call lie in local memory."""
+    return np.where(address < WINDOW_BYTES, address + np.uint64(LOCAL_WINDOW), address)
+
+
+def _to_param(address: Array) -> Array:
+    in_local = (address >= LOCAL_WINDOW) & (address < LOCAL_WINDOW + WINDOW_BYTES)
+    return np.where(in_local, address - np.uint64(LOCAL_WINDOW), address)

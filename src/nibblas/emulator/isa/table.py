@@ -26,6 +26,7 @@ from nibblas.emulator.isa import (
     moves,
     narrow_conversions,
     predicates,
+    system,
     tensors,
     warp_ops,
     wgmma,
@@ -38,7 +39,7 @@ FAMILIES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
     *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid, wgmma),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
-    *(mma, matrix_memory, atomics),
+    *(mma, matrix_memory, atomics, system),
 )
 
 
