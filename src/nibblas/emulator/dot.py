@@ -113,31 +113,37 @@ def _step(products: Array, powers: Array, c: Array, model: Accumulation, half: b
     scale = 2.0**model.fraction_bits / largest
     np.multiply(products, scale, out=products)
     np.trunc(products, out=products)
-    total = np.ones(len(products)) @ products
+    total = _ones(len(products)) @ products
     total += np.trunc(single * scale)
     total /= scale
-    if half:
-        return _nearest_half(total)
-    return cut(total, model.kept_bits)
+    return _nearest_half(total) if half else cut(total, model.kept_bits)
+
+
+@cache
+def _ones(count: int) -> Array:
+    return np.ones(count)
 
 
 def _exponents(c: Array) -> Array:
-    """2 to the exponent, float64 [outputs]; 2^-126 for what is smaller, 2^127 for infinities."""
+    """2 to the exponent, float32 [outputs]; 2^-126 for what is smaller, 2^127 for infinities."""
     exponents = c.view(np.uint32) & np.uint32(0x7F80_0000)
-    powers = np.minimum(exponents, np.uint32(0x7F00_0000)).view(np.float32)
-    bounded: Array = np.maximum(powers, _SMALLEST).astype(np.float64)
-    return bounded
+    bounded: Array = np.minimum(np.maximum(exponents, _LOWEST), _HIGHEST)
+    return bounded.view(np.float32)
+
+
+_LOWEST, _HIGHEST = np.uint32(0x0080_0000), np.uint32(0x7F00_0000)
 
 
 def cut(total: Array, kept_bits: int) -> Array:
     """float64 towards zero to float32 of so many fraction bits; beyond 2^128: infinity."""
     mask = np.uint64((1 << 64) - (1 << 52 - kept_bits))
     result: Array = (total.view(np.uint64) & mask).view(np.float64).astype(np.float32)
-    if b"\x01" in ((np.abs(total) < _SMALLEST) & (total != 0)).tobytes():
-        quantum = 2.0 ** (-126 - kept_bits)
-        tiny = (np.trunc(total / quantum) * quantum).astype(np.float32)
-        result = np.where(np.abs(total) < _SMALLEST, tiny, result)
-    return canonical_single(result)
+    usual = np.abs(total) >= _SMALLEST
+    if b"\x00" not in usual.tobytes():
+        return result
+    quantum = 2.0 ** (-126 - kept_bits)
+    tiny = (np.trunc(total / quantum) * quantum).astype(np.float32)  # and zeros, and NaNs
+    return canonical_single(np.where(usual, result, tiny))
 
 
 def _nearest_half(total: Array) -> Array:
