@@ -2,7 +2,7 @@
 
 ========================  ===================================================================
 ``NIBBLAS_BACKEND``       backend for every call that names none ("cpu", "reference", ...)
-``NIBBLAS_CPU_LEVEL``     instruction level of the CPU backend ("portable", "avx2", ...)
+``NIBBLAS_CPU_LEVEL``     instruction level of the CPU backend ("portable", ..., "amx")
 ``NIBBLAS_CACHE_DIR``     folder of compiled kernels, instead of the platform's cache folder
 ``NIBBLAS_LOG_LAUNCHES``  "1": every kernel launch is written to stderr before it happens
 ========================  ===================================================================

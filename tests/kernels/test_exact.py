@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.conftest import Run
-from tests.kernels.products import NAN_SCALE, TYPES, Numbers, Product, Spec, build, draw
+from tests.kernels.products import NAN_SCALE, TYPES, Numbers, Product, Spec, build, check, draw
 
 VALID_SCALES = np.arange(0x7F, dtype=np.uint8)
 ONE_SCALE, CODE_OF_1_5 = 0x38, 3
@@ -166,3 +166,40 @@ def test_overflow_gives_infinity_of_the_right_sign(
     run(product.operands, level)
     assert (product.operands.out[0] == np.inf).all()
     assert (product.operands.out[1] == -np.inf).all()
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 19])
+def test_tokens_of_any_magnitude_are_within_the_bound(run: Run, level: str, m: int) -> None:
+    """Every other token spans all of bfloat16 below 2^100, subnormals included."""
+    spec = Spec(rows=(m,), n=40, k=272, tokens="bf16")
+    numbers = draw(spec)
+    exponents = np.random.default_rng(m).integers(-130, 100, numbers.x.shape)
+    exponents[1::2] = 0
+    x = torch.from_numpy(numbers.x * np.exp2(exponents)).bfloat16().double().numpy()
+    product = build(spec, replace(numbers, x=x))
+    run(product.operands, level)
+    check(product, spec)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_subnormal_tokens_beside_a_zero_weight(run: Run, level: str, m: int) -> None:
+    """A large value that a zero code cancels must not hide a subnormal one."""
+    spec = Spec(rows=(m,), n=16, k=16, tokens="bf16")
+    numbers = draw(spec)
+    numbers.w_codes[:], numbers.w_scales[:] = 0, ONE_SCALE
+    numbers.w_codes[:, :, 5] = CODE_OF_1_5
+    numbers.x[:] = 0
+    numbers.x[:, 2], numbers.x[:, 5] = 2.0**90, 2.0**-133
+    product = build(spec, numbers)
+    run(product.operands, level)
+    assert_rounded_once(product, spec)
+    assert product.exact[0, 0] == 1.5 * 2.0**-133
+
+
+@each_precision
+def test_more_prepared_tokens_than_one_wave_holds(run: Run, level: str, tokens: str) -> None:
+    """In fp32 these tokens take 75 MB: three waves of at most 32 MiB, in two rooms."""
+    spec = Spec(rows=(2100, 30, 1400, 1054), n=8, k=4096, tokens=tokens)
+    product = build(spec)
+    run(product.operands, level, 3)
+    check(product, spec)

@@ -88,6 +88,20 @@ def test_a_row_does_not_depend_on_its_batch(run: Run, level: str, tokens: str) -
 
 
 @each_precision
+@pytest.mark.parametrize("m", [1, 2, 4, 5, 16, 17])
+def test_other_groups_do_not_change_a_bit(run: Run, level: str, tokens: str, m: int) -> None:
+    """The first group's rows, with and without a second group, whatever kernel its size gets."""
+    spec = Spec(rows=(m, 40), n=24, k=272, tokens=tokens)
+    numbers = draw(spec)
+    scales = None if numbers.x_scales is None else numbers.x_scales[:m]
+    first = Numbers(numbers.w_codes[:1], numbers.w_scales[:1], numbers.x[:m], scales)
+    together, alone = build(spec, numbers), build(replace(spec, rows=(m,)), first)
+    run(together.operands, level)
+    run(alone.operands, level)
+    np.testing.assert_array_equal(bits(together)[:m], bits(alone))
+
+
+@each_precision
 def test_layouts_and_forms_do_not_change_a_bit(run: Run, level: str, tokens: str) -> None:
     spec = Spec(rows=(3, 0, 130, 5), n=40, k=176, tokens=tokens)
     results = []

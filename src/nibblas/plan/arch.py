@@ -3,7 +3,7 @@
 Sources:
     [H] measured by this project on one H200 (driver 580, CUDA 13.0): reads of 480 MB, fp16 GEMM.
     [C] measured by this project on a 2-core AMD EPYC (Zen 3, AVX2); see lab/cpu/README.md.
-    [X] measured by this project on two cores of an Intel Xeon (Emerald Rapids, AVX-512, AMX).
+    [X] measured by this project on 2 cores of an Intel Xeon (AVX-512, AMX); see lab/cpu/README.md.
     [P] public: data sheets and published measurements, not measured by this project.
 """
 
@@ -72,8 +72,10 @@ CPU_LEVELS: Mapping[str, CpuLevel] = MappingProxyType(
     {
         "portable": CpuLevel("portable", _rates(1.3e9, 7.8e8), _rates(6.5e9, 4.0e9), 1.5e-5, "[C]"),
         "avx2": CpuLevel("avx2", _rates(8.7e9, 2.1e10), _rates(3.8e10, 7.9e10), 1.5e-5, "[C]"),
-        "avx512": CpuLevel("avx512", _rates(1.0e10, 3.0e10), _rates(5e10, 1.2e11), 1.5e-5, "[X]"),
-        "amx": CpuLevel("amx", _rates(2.2e10, 2.2e10), _rates(4.0e11, 4.0e11), 1.5e-5, "[X]"),
+        "avx512": CpuLevel(
+            "avx512", _rates(1.15e10, 1.9e10), _rates(4.9e10, 9.9e10), 1.5e-5, "[X]"
+        ),
+        "amx": CpuLevel("amx", _rates(2.0e10, 2.0e10), _rates(2.8e11, 2.8e11), 1.5e-5, "[X]"),
     }
 )
 

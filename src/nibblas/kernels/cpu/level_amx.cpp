@@ -112,9 +112,9 @@ void run(const Group& group, const u8* prepared, i64 row_begin, i64 row_end, u8*
   float* sums = reinterpret_cast<float*>(scratch + AmxScratch(group).sums);
   switch (path_of(group)) {
     case Path::kDots:
-      return run_pairs<Vector, Dots>(group, prepared, row_begin, row_end, sums);
+      return run_stream<Vector, Dots>(group, prepared, row_begin, row_end, sums);
     case Path::kFloats:
-      run_pairs<Vector, Floats>(group, prepared, row_begin, row_end, sums);
+      run_stream<Vector, Floats>(group, prepared, row_begin, row_end, sums);
       break;
     case Path::kTiles:
       AmxKernel(group, prepared, scratch, sums).run<Vector>(row_begin, row_end);

@@ -14,14 +14,21 @@ struct Avx512Kernels {
   using Nvfp4 = W4A4Pairs<Vector>;
 };
 
-// Same bits as the loop nest, faster for few tokens.
+template <class Stream>
+bool run_few(const Group& group, const u8* prepared, i64 row_begin, i64 row_end, u8* scratch) {
+  if (group.tokens > Stream::kMostTokens) return false;
+  float* accumulators = reinterpret_cast<float*>(scratch);
+  run_stream<Avx512Kernels::Vector, Stream>(group, prepared, row_begin, row_end, accumulators);
+  return true;
+}
+
+// Few tokens: same bits as the loop nest, faster.
 void run(const Group& group, const u8* prepared, i64 row_begin, i64 row_end, u8* scratch) {
-  using Stream = DotStream<Avx512Kernels::Vector>;
-  if (group.x_type == NIBBLAS_E2M1X2 && group.tokens <= Stream::kMostTokens) {
-    float* accumulators = reinterpret_cast<float*>(scratch);
-    return run_pairs<Avx512Kernels::Vector, Stream>(group, prepared, row_begin, row_end,
-                                                    accumulators);
-  }
+  using V = Avx512Kernels::Vector;
+  const auto few = group.x_type == NIBBLAS_E2M1X2    ? run_few<DotStream<V>>
+                   : group.x_type == NIBBLAS_FLOAT16 ? run_few<EqualFloatStream<V, Fp16Tokens<V>>>
+                                                     : run_few<EqualFloatStream<V, Bf16Tokens<V>>>;
+  if (few(group, prepared, row_begin, row_end, scratch)) return;
   vector_run<Avx512Kernels>(group, prepared, row_begin, row_end, scratch);
 }
 

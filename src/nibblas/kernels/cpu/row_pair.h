@@ -12,16 +12,10 @@ constexpr i64 kPairStep = 128;  // values along K of both rows: a cache line eac
 template <class V>
 class RowPair {
  public:
-  // Row `b` may be row `a` again, at the end of the weights.
-  RowPair(const Group& group, i64 a, i64 b)
-      : k_(group.k),
-        codes_{group.w + a * group.w_row_bytes, group.w + b * group.w_row_bytes},
-        scales_{first_scales(group.w_scales, a), first_scales(group.w_scales, b)},
-        quad_bytes_(bytes_to_next_scales(group.w_scales)) {
-    const i64 ahead = 2 * ceil_div(kBytesAhead, 2 * group.w_row_bytes);
-    codes_ahead_ = codes_[0] + ahead * group.w_row_bytes;
-    scales_ahead_ = first_scales(group.w_scales, a + ahead) - scales_[0];
-  }
+  // Rows r and r + 1 of a tile; past its end its last row again.
+  RowPair(const Group& group, const Tile& tile, i64 r)
+      : RowPair(group, tile.row + min_of(r, tile.rows - 1),
+                tile.row + min_of(r + 1, tile.rows - 1)) {}
 
   i64 full_steps() const { return k_ / kPairStep; }
   bool has_rest() const { return k_ % kPairStep != 0; }
@@ -65,6 +59,16 @@ class RowPair {
   }
 
  private:
+  RowPair(const Group& group, i64 a, i64 b)
+      : k_(group.k),
+        codes_{group.w + a * group.w_row_bytes, group.w + b * group.w_row_bytes},
+        scales_{first_scales(group.w_scales, a), first_scales(group.w_scales, b)},
+        quad_bytes_(bytes_to_next_scales(group.w_scales)) {
+    const i64 ahead = 2 * ceil_div(kBytesAhead, 2 * group.w_row_bytes);
+    codes_ahead_ = codes_[0] + ahead * group.w_row_bytes;
+    scales_ahead_ = first_scales(group.w_scales, a + ahead) - scales_[0];
+  }
+
   // Far enough for memory, near enough to stay in L2.
   static constexpr i64 kBytesAhead = 16384;
 
@@ -82,17 +86,15 @@ class RowPair {
   i64 scales_ahead_;
 };
 
-// Computes rows of a group for few tokens. `Stream` adds up a pair of rows for all of K:
-//   Stream::multiply(pair, tokens, prepared, bytes per token, accumulators of the first row)
+// Computes rows of a group for few tokens. `Stream` adds up some rows for all of K:
+//   Stream::multiply(group, tile, row in the tile, prepared, accumulators of that row)
 template <class V, class Stream>
-static void run_pairs(const Group& group, const u8* prepared, i64 row_begin, i64 row_end,
-                      float* accumulators) {
+static void run_stream(const Group& group, const u8* prepared, i64 row_begin, i64 row_end,
+                       float* accumulators) {
   for (Tile tile{row_begin, 0}; tile.row < row_end; tile.row += kTileRows) {
     tile.rows = min_of(kTileRows, row_end - tile.row);
-    for (i64 r = 0; r < tile.rows; r += 2) {
-      const RowPair<V> pair(group, tile.row + r, tile.row + min_of(r + 1, tile.rows - 1));
-      Stream::multiply(pair, group.tokens, prepared, Stream::token_bytes(group.k),
-                       accumulators_of(accumulators, 0, r));
+    for (i64 r = 0; r < tile.rows; r += Stream::kRows) {
+      Stream::multiply(group, tile, r, prepared, accumulators_of(accumulators, 0, r));
     }
     write_tile<V>(group, tile, accumulators);
   }

@@ -1,13 +1,111 @@
 // 16-bit tokens times NVFP4 weights with AVX-512: as W4A16, with two weight rows in one register,
-// eight lanes each, so that every lane adds what it adds there.
+// eight lanes each, so that every lane adds what it adds there. One kernel for few tokens, another
+// for more; both read the same prepared tokens.
 #pragma once
 
-#include "vec_avx512.h"
+#include "row_pair.h"
 #include "vec_portable.h"
 #include "w4a16.h"
 
 namespace nibblas::cpu {
 
+// 16 scales, of eight blocks of row a and of b.
+static inline __m512 decode_scales(__m128i scales) {
+  return _mm512_mul_ps(decode_16_e4m3(scales), _mm512_set1_ps(256.0f));
+}
+
+// Few tokens, two pairs of rows at a time: one chain of additions would take as long as two.
+template <class V, class Tokens>
+struct EqualFloatStream {
+  static constexpr i64 kRows = 4;
+  static constexpr i64 kMostTokens = 4;
+
+  static void multiply(const Group& group, const Tile& tile, i64 r, const u8* prepared,
+                       float* accumulators) {
+    const float* x = reinterpret_cast<const float*>(prepared);
+    switch (group.tokens) {
+      case 1:
+        return multiply_tokens<1>(group, tile, r, x, accumulators);
+      case 2:
+        return multiply_tokens<2>(group, tile, r, x, accumulators);
+      case 3:
+        return multiply_tokens<3>(group, tile, r, x, accumulators);
+      default:
+        return multiply_tokens<4>(group, tile, r, x, accumulators);
+    }
+  }
+
+ private:
+  template <i64 kTokens>
+  static void multiply_tokens(const Group& group, const Tile& tile, i64 r, const float* x,
+                              float* accumulators) {
+    const RowPair<V> pair0(group, tile, r), pair1(group, tile, r + 2);
+    __m512 sums0[kTokens], sums1[kTokens];
+#pragma GCC unroll 4
+    for (i64 t = 0; t < kTokens; ++t) sums0[t] = sums1[t] = _mm512_setzero_ps();
+    const i64 steps = pair0.full_steps();
+    for (i64 s = 0; s < steps; ++s, x += kPairStep) {
+      add_blocks<kTokens>(pair0.load(s), pair1.load(s), 8, x, group.k, sums0, sums1);
+    }
+    if (pair0.has_rest()) {
+      const i64 blocks = group.k % kPairStep / kScaleBlock;
+      add_blocks<kTokens>(pair0.load_rest(), pair1.load_rest(), blocks, x, group.k, sums0, sums1);
+    }
+#pragma GCC unroll 4
+    for (i64 t = 0; t < kTokens; ++t) {
+      _mm512_storeu_ps(accumulators + t * kTileRows * kLanes, sums0[t]);
+      _mm512_storeu_ps(accumulators + t * kTileRows * kLanes + 2 * kLanes, sums1[t]);
+    }
+  }
+
+  // The first `blocks` of a step.
+  template <i64 kTokens>
+  static void add_blocks(const typename RowPair<V>::Step& step0,
+                         const typename RowPair<V>::Step& step1, i64 blocks, const float* x,
+                         i64 token_stride, __m512 (&sums0)[kTokens], __m512 (&sums1)[kTokens]) {
+    // [8 blocks][8 bytes of row a, 8 of row b]
+    alignas(64) u8 codes0[128], codes1[128];
+    interleave(step0, codes0);
+    interleave(step1, codes1);
+    const __m512 scales0 = decode_scales(step0.scales), scales1 = decode_scales(step1.scales);
+    __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 8, 8, 8, 8, 8, 8, 8, 8);
+    for (i64 b = 0; b < blocks; ++b, x += kScaleBlock) {
+      add_block<kTokens>(codes0 + b * 16, _mm512_permutexvar_ps(lane, scales0), x, token_stride,
+                         sums0);
+      add_block<kTokens>(codes1 + b * 16, _mm512_permutexvar_ps(lane, scales1), x, token_stride,
+                         sums1);
+      lane = _mm512_add_epi32(lane, _mm512_set1_epi32(1));
+    }
+  }
+
+  static void interleave(const typename RowPair<V>::Step& step, u8* codes) {
+    const __m512i even = _mm512_unpacklo_epi64(step.a, step.b);
+    const __m512i odd = _mm512_unpackhi_epi64(step.a, step.b);
+    const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+    const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    _mm512_store_si512(codes, _mm512_permutex2var_epi64(even, first, odd));
+    _mm512_store_si512(codes + 64, _mm512_permutex2var_epi64(even, second, odd));
+  }
+
+  template <i64 kTokens>
+  static void add_block(const u8* packed, __m512 scales, const float* x, i64 token_stride,
+                        __m512 (&sums)[kTokens]) {
+    const __m512 values = _mm512_loadu_ps(kE2m1Values.of);
+    const __m512i codes =
+        _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(packed)));
+    // The permutation looks at the low 4 bits of each index.
+    const __m512 even = _mm512_mul_ps(_mm512_permutexvar_ps(codes, values), scales);
+    const __m512 odd =
+        _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4), values), scales);
+#pragma GCC unroll 4
+    for (i64 t = 0; t < kTokens; ++t, x += token_stride) {
+      sums[t] = _mm512_fmadd_ps(even, load_twice(x), sums[t]);
+      sums[t] = _mm512_fmadd_ps(odd, load_twice(x + kLanes), sums[t]);
+    }
+  }
+};
+
+// Any number of tokens: a kernel of the loop nest in row_kernel.h.
 template <class V, class Tokens>
 class W4A16Pairs {
  public:
@@ -64,7 +162,7 @@ class W4A16Pairs {
     copy_scales(group_.w_scales, row, k.begin / kScaleBlock, k.count / kScaleBlock, bytes);
     for (i64 b = 0; b < kChunk / kScaleBlock; b += 16) {
       const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + b));
-      _mm512_storeu_ps(scales + b, _mm512_mul_ps(decode_16_e4m3(some), _mm512_set1_ps(256.0f)));
+      _mm512_storeu_ps(scales + b, decode_scales(some));
     }
   }
 

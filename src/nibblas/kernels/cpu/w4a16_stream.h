@@ -13,9 +13,10 @@
 
 namespace nibblas::cpu {
 
-// Few tokens: run_pairs calls this for every pair of rows.
+// Few tokens, a pair of rows at a time.
 template <class V>
 struct FloatStream {
+  static constexpr i64 kRows = 2;
   static constexpr i64 kMostTokens = 2;  // AMX is faster from here on
 
   static i64 token_bytes(i64 k) { return round_up(k, kPairStep) * static_cast<i64>(sizeof(float)); }
@@ -30,12 +31,13 @@ struct FloatStream {
     }
   }
 
-  static void multiply(const RowPair<V>& pair, i64 tokens, const u8* prepared, i64 token_bytes,
+  static void multiply(const Group& group, const Tile& tile, i64 r, const u8* prepared,
                        float* accumulators) {
-    if (tokens == 1) {
-      multiply_tokens<1>(pair, prepared, token_bytes, accumulators);
+    const RowPair<V> pair(group, tile, r);
+    if (group.tokens == 1) {
+      multiply_tokens<1>(pair, prepared, token_bytes(group.k), accumulators);
     } else {
-      multiply_tokens<2>(pair, prepared, token_bytes, accumulators);
+      multiply_tokens<2>(pair, prepared, token_bytes(group.k), accumulators);
     }
   }
 

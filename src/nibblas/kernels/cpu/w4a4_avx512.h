@@ -100,17 +100,20 @@ static inline void prepare_dot_token(const Group& group, i64 token, u8* prepared
   }
 }
 
-// Few tokens: run_pairs calls this for every pair of rows.
+// Few tokens, a pair of rows at a time.
 template <class V>
 struct DotStream {
+  static constexpr i64 kRows = 2;
   // From here on AMX is faster, and the loop nest about as fast.
   static constexpr i64 kMostTokens = 4;
 
   static i64 token_bytes(i64 k) { return dot_token_bytes(k); }
 
-  static void multiply(const RowPair<V>& pair, i64 tokens, const u8* prepared, i64 token_bytes,
+  static void multiply(const Group& group, const Tile& tile, i64 r, const u8* prepared,
                        float* accumulators) {
-    switch (tokens) {
+    const RowPair<V> pair(group, tile, r);
+    const i64 token_bytes = dot_token_bytes(group.k);
+    switch (group.tokens) {
       case 1:
         return multiply_tokens<1>(pair, prepared, token_bytes, accumulators);
       case 2:
@@ -177,9 +180,7 @@ class W4A4Pairs {
   // Fills the panel, [steps][8 pairs of rows].
   void decode_weights(const Tile& tile, KRange k) {
     for (i64 p = 0; p < kPairs; ++p) {
-      // The last row again fills the tile.
-      const RowPair<V> pair(group_, tile.row + min_of(2 * p, tile.rows - 1),
-                            tile.row + min_of(2 * p + 1, tile.rows - 1));
+      const RowPair<V> pair(group_, tile, 2 * p);
       DotWeights* to = panel_ + p;
       const i64 begin = k.begin / kDotStep, end = begin + k.count / kDotStep;
       for (i64 s = begin; s < end; ++s, to += kPairs) fill_weight_step(pair.load(s), *to);

@@ -164,10 +164,12 @@ static V permute(const __m512i& index, const V& v) {
   constexpr unsigned kLanes = 64 / sizeof(T);
   return each<V>([&](int i) { return lane<T>(v, static_cast<int>(lane<T>(index, i) % kLanes)); });
 }
-static inline __m512i permute_two(const __m512i& a, const __m512i& index, const __m512i& b) {
+template <class T>
+static __m512i permute_two(const __m512i& a, const __m512i& index, const __m512i& b) {
+  constexpr unsigned kLanes = 64 / sizeof(T);
   return each<__m512i>([&](int i) {
-    const unsigned from = lane<uint16_t>(index, i) % 64u;
-    return lane<uint16_t>(from < 32 ? a : b, static_cast<int>(from % 32));
+    const unsigned from = static_cast<unsigned>(lane<T>(index, i) % (2 * kLanes));
+    return lane<T>(from < kLanes ? a : b, static_cast<int>(from % kLanes));
   });
 }
 
@@ -325,7 +327,8 @@ static inline void tile_dot_bf16(int c, int a, int b) {
 #define _mm512_maskz_loadu_epi8(mask, p) \
   emulated::masked_load<uint8_t>(static_cast<uint64_t>(mask), p)
 #define _mm512_mul_ps(a, b) emulated::binary<float>(a, b, [](float x, float y) { return x * y; })
-#define _mm512_permutex2var_epi16(a, index, b) emulated::permute_two(a, index, b)
+#define _mm512_permutex2var_epi16(a, index, b) emulated::permute_two<uint16_t>(a, index, b)
+#define _mm512_permutex2var_epi64(a, index, b) emulated::permute_two<uint64_t>(a, index, b)
 #define _mm512_permutexvar_epi16(index, a) emulated::permute<uint16_t>(index, a)
 #define _mm512_permutexvar_pd(index, a) emulated::permute<uint64_t>(index, a)
 #define _mm512_permutexvar_ps(index, a) emulated::permute<uint32_t>(index, a)
