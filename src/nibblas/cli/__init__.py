@@ -1,1 +1,1 @@
-"""The ``nibblas`` command: info, explain, check and competition. Needs the ``cli`` extra."""
+"""The ``nibblas`` command: info, explain, check, competition, emulate. Needs the ``cli`` extra."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import nibblas
-from nibblas.cli import check, competition, explain, info
+from nibblas.cli import check, competition, emulate, explain, info
 
 HELP = """NVFP4 grouped matrix multiplication: what is here, what runs, and is it right.
 
@@ -39,5 +39,11 @@ def _options(
 ) -> None: ...
 
 
-for _command in (info.info, explain.explain, check.check, competition.competition):
+for _command in (
+    info.info,
+    explain.explain,
+    check.check,
+    competition.competition,
+    emulate.emulate,
+):
     app.command()(_command)

@@ -18,6 +18,7 @@ from functools import cache
 from nibblas import ops
 from nibblas.backends.base import Operands, RunAt
 from nibblas.backends.portable import PortableBackend
+from nibblas.emulator.device import UnwrittenShared
 from nibblas.emulator.driver import EmulatedDriver, Emulation, Span
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.cost import Estimate
@@ -46,18 +47,22 @@ def emulating(
     num_sms: int | None = None,
     shared_begin: int = _default.shared_begin,
     max_instructions: int = _default.max_instructions,
+    unwritten_shared: UnwrittenShared = _default.unwritten_shared,
 ) -> Iterator[Emulation]:
     """Inside, and in this thread, ``backend="emulated"`` runs this way; its reports are kept.
 
     Args:
         arch: "sm_80" to "sm_90".
         num_sms: what the launch code sizes its grids to; few make a CTA take several tiles.
-        order, seed, shared_begin, max_instructions: see ``Device``.
+        order, seed, shared_begin, max_instructions, unwritten_shared: see ``Device``; the last is
+            "nan" unless given.
 
     Raises:
         ValueError: an unknown architecture or order.
     """
-    emulation = Emulation(arch, order, seed, num_sms, shared_begin, max_instructions)
+    emulation = Emulation(
+        arch, order, seed, num_sms, shared_begin, max_instructions, unwritten_shared
+    )
     before = current_emulation()
     token = _emulation.set(emulation)
     _forget_plans_of_another(before, emulation)

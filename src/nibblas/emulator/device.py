@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from nibblas.runtime.tensormap import DataType, Interleave, L2Promotion, OobFill
 
 MAX_INSTRUCTIONS = 200_000_000
 """Warp instructions after which a launch is given up."""
+
+UnwrittenShared = Literal["error", "nan"]
 
 SHARED_BEGIN = 1024
 """Where variables begin in a CTA's shared memory: sm_90 keeps the first KiB for itself."""
@@ -89,6 +91,9 @@ class Device:
         shared_begin: where a CTA's variables begin in its shared memory, a multiple of 16; other
             values than the default show what relies on more alignment than it declares.
         max_instructions: of one launch, before NoProgress.
+        unwritten_shared: reading shared memory that nothing has written: "error", or "nan", for
+            kernels that compute on such bytes and do not use what comes of it. They are then 0xFF,
+            a NaN in every format.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Device:
         num_sms: int | None = None,
         shared_begin: int = SHARED_BEGIN,
         max_instructions: int = MAX_INSTRUCTIONS,
+        unwritten_shared: UnwrittenShared = "error",
     ) -> None:
         if arch not in LIMITS:
             raise bad_value("arch", given=repr(arch), wanted=f"one of {', '.join(LIMITS)}")
@@ -107,11 +113,16 @@ class Device:
             raise bad_value("order", given=repr(order), wanted=f"one of {', '.join(ORDERS)}")
         if shared_begin < 0 or shared_begin % 16:
             raise bad_value("shared_begin", given=shared_begin, wanted="a multiple of 16")
+        if unwritten_shared not in get_args(UnwrittenShared):
+            raise bad_value(
+                "unwritten_shared", given=repr(unwritten_shared), wanted="'error' or 'nan'"
+            )
         self.arch, self.seed, self.order = arch, seed, order
         self.limits: Limits = LIMITS[arch]
         self.num_sms = num_sms or self.limits.num_sms
         self.shared_begin = shared_begin
         self.max_instructions = max_instructions
+        self.unwritten_shared = unwritten_shared
         self.addresses = AddressMap()
         self._allocations = 0
 
@@ -301,6 +312,7 @@ class Kernel:
                 resident_ctas=device.num_sms,
                 max_instructions=device.max_instructions,
                 programmatic=programmatic,
+                shared_is_nan=device.unwritten_shared == "nan",
             ).run()
         finally:
             addresses.free(params)

@@ -17,13 +17,20 @@ from typing import NoReturn
 
 import numpy as np
 
-from nibblas.emulator.device import MAX_INSTRUCTIONS, SHARED_BEGIN, Buffer, Device, LoadedModule
+from nibblas.emulator.device import (
+    MAX_INSTRUCTIONS,
+    SHARED_BEGIN,
+    Buffer,
+    Device,
+    LoadedModule,
+    UnwrittenShared,
+)
 from nibblas.emulator.errors import LaunchError
 from nibblas.emulator.limits import LIMITS
 from nibblas.emulator.machine.memory import Memory
+from nibblas.emulator.machine.tensor_map import encode
 from nibblas.emulator.order import ORDERS
 from nibblas.emulator.report import Report
-from nibblas.emulator.machine.tensor_map import encode
 from nibblas.errors import bad_value
 from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchAt, LaunchSpec
 from nibblas.runtime.tensormap import TensorMapSpec
@@ -37,6 +44,8 @@ class Emulation:
     """What decides a run besides the kernel and its inputs; see ``Device`` for the fields.
 
     Attributes:
+        unwritten_shared: "nan" here, since the portable kernel multiplies tokens that do not exist
+            and does not store what comes of it.
         reports: of the launches, oldest first; the newest thousand.
     """
 
@@ -46,6 +55,7 @@ class Emulation:
     num_sms: int | None = None
     shared_begin: int = SHARED_BEGIN
     max_instructions: int = MAX_INSTRUCTIONS
+    unwritten_shared: UnwrittenShared = "nan"
     reports: deque[Report] = field(
         default_factory=lambda: deque(maxlen=_REPORTS_KEPT), compare=False, repr=False
     )
@@ -160,9 +170,7 @@ class EmulatedDriver:
         try:
             return encode(spec, address)
         except ValueError as error:
-            raise DriverError(
-                "cuTensorMapEncodeTiled", error="CUDA_ERROR_INVALID_VALUE"
-            ) from error
+            raise DriverError("cuTensorMapEncodeTiled", error="CUDA_ERROR_INVALID_VALUE") from error
 
     def launch(self, spec: LaunchSpec) -> None:
         """Runs a kernel to its end.
@@ -177,6 +185,7 @@ class EmulatedDriver:
         emulated.num_sms = emulation.num_sms or emulated.limits.num_sms
         emulated.shared_begin = emulation.shared_begin
         emulated.max_instructions = emulation.max_instructions
+        emulated.unwritten_shared = emulation.unwritten_shared
         module, name = self._functions[spec.function - 1]
         try:
             report = module.kernel(name).launch(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nibblas.emulator import (
+    Device,
     EmulatedDriver,
     IllegalOperation,
     Misaligned,
@@ -139,3 +140,20 @@ def test_there_is_one_device(driver) -> None:
     assert driver.device_count() == 1
     with pytest.raises(DriverError, match="INVALID_DEVICE"):
         driver.attribute(1, "sms")
+
+
+def test_shared_memory_that_nothing_has_written() -> None:
+    """An error, or NaN in every format where the kernel says it does not care."""
+    text = cuda_ptx(
+        'extern "C" __global__ void k(float* out) {'
+        "  __shared__ volatile float s[32]; out[threadIdx.x] = s[threadIdx.x]; }"
+    )
+    dev = Device("sm_90", unwritten_shared="nan")
+    out = dev.empty(32, np.float32)
+    dev.load_ptx(text).kernel("k").launch(1, 32, [out])
+    assert np.isnan(out.to_numpy()).all()
+    dev = Device("sm_90")
+    with pytest.raises(UninitialisedRead):
+        dev.load_ptx(text).kernel("k").launch(1, 32, [dev.empty(32, np.float32)])
+    with pytest.raises(ValueError, match="unwritten_shared: got 'zero'"):
+        Device("sm_90", unwritten_shared="zero")

@@ -92,7 +92,10 @@ class Cta:
             shared_base(rank),
             machine.shared_begin + machine.shared_bytes,
             written=INITIALISED | (GENERIC_DIRTY if machine.program.async_proxy else 0),
+            initialised=machine.shared_is_nan,
         )
+        if machine.shared_is_nan:
+            self.shared.data.fill(0xFF)
         self.barriers = [NamedBarrier(number) for number in range(NUM_BARRIERS)]
         threads = extent(machine.block)
         self.num_threads = threads

@@ -26,6 +26,7 @@ class Machine:
         program: the kernel. addresses: the device's memory.
         grid, block, cluster: in CTAs, threads and CTAs.
         shared_begin: offset of the first variable in a CTA's shared memory.
+        shared_is_nan: it begins as bytes 0xFF that may be read, else as bytes that may not.
         shared_bytes: of variables, static and dynamic.
         programmatic: the grid may overlap with the one before it.
         changed_maps: addresses of tensor maps that wait for a fence.
@@ -47,10 +48,12 @@ class Machine:
         resident_ctas: int,
         max_instructions: int,
         programmatic: bool = False,
+        shared_is_nan: bool = False,
     ) -> None:
         self.program, self.addresses = program, addresses
         self.grid, self.block, self.cluster = grid, block, cluster
         self.dynamic_bytes, self.shared_begin, self.num_sms = dynamic_bytes, shared_begin, num_sms
+        self.shared_is_nan = shared_is_nan
         self.shared_bytes = program.shared_bytes
         if dynamic_bytes:
             align = program.dynamic_align

@@ -1,0 +1,5 @@
+// c = a + b for n floats.
+extern "C" __global__ void add(const float* a, const float* b, float* c, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) c[i] = a[i] + b[i];
+}
