@@ -12,6 +12,7 @@ from nibblas.emulator import (
     IllegalOperation,
     OutOfBounds,
     UnfinishedWork,
+    UninitialisedRead,
     UnsupportedInstruction,
 )
 from tests.emulator.conftest import entry, every_order
@@ -447,3 +448,11 @@ def test_forms_that_do_not_exist_are_refused(old: str, new: str) -> None:
     head, one, tail, a, b, _ = chain()
     assert old in one
     fails(head + FENCE + one.replace(old, new) + WAIT + tail, a, b, UnsupportedInstruction, "m64n")
+
+
+def test_missing_barrier_between_the_warps_that_write_and_multiply() -> None:
+    """Each warp has written and fenced its own part; nothing orders it before the others."""
+    head, one, tail, a, b, _ = chain()
+    body = head.replace("bar.sync 0;", "") + FENCE + one + WAIT + tail
+    with pytest.raises((DataRace, UninitialisedRead)):
+        launch(body, a, b, 8, order="round_robin")

@@ -7,7 +7,7 @@ forms are not modelled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,7 +20,7 @@ from nibblas.emulator.isa.build import Build
 from nibblas.emulator.isa.fragments import a_fragment
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.asynchronous import AsyncOp
-from nibblas.emulator.machine.claims import claim_read
+from nibblas.emulator.machine.claims import check_readable, claim_read
 from nibblas.emulator.machine.matrix_descriptor import K_BYTES, decode, offsets_of
 from nibblas.emulator.machine.memory import Array
 from nibblas.emulator.machine.warp import Warp
@@ -37,6 +37,7 @@ wgmma = Family("wgmma")
 
 ROWS = 64
 _WARP_ROWS = 16
+_WHAT = "wgmma.mma_async"
 _ELEMENT = {"f16": "u2", "bf16": "u2", "tf32": "u4", "e4m3": "u1", "e5m2": "u1"}
 _ANCHOR = "asynchronous-warpgroup-level-matrix-instructions-wgmma-"
 
@@ -181,7 +182,7 @@ def _multiply(build: Build, kind: _Kind, *, a_mn_major: bool, b_mn_major: bool) 
     scale = build.operands[3]
     scale_slot, scale_negated = (-1, False) if isinstance(scale, Imm) else build.predicate(3)
     constant = bool(scale.value) if isinstance(scale, Imm) else False
-    instruction, what = build.instruction, "wgmma.mma_async"
+    instruction = build.instruction
     identity = id(instruction)
 
     def step(warp: Warp) -> None:
@@ -199,8 +200,10 @@ def _multiply(build: Build, kind: _Kind, *, a_mn_major: bool, b_mn_major: bool) 
         part = _part(warp, multiply, d_names, d_slots, a_names, a_slots)
         multiply.parts[warp.index % WARPS] = part
         state.open.append((multiply, part))
+        majors = (a_mn_major, b_mn_major)
+        _check_operands(warp, multiply, kind, zip(descriptors, (ROWS, kind.n), majors, strict=True))
         if not multiply.missing:
-            _begin(warp, multiply, kind, descriptors, what, accumulates, a_mn_major, b_mn_major)
+            _begin(warp, multiply, kind, accumulates=accumulates)
             group.queue.notify()
 
     return step
@@ -253,28 +256,31 @@ def _name(operand: Operand) -> str:
     return operand.name if isinstance(operand, Reg) else str(operand)
 
 
-def _begin(
-    warp: Warp,
-    multiply: Multiply,
-    kind: _Kind,
-    descriptors: tuple[int | None, ...],
-    what: str,
-    accumulates: bool,
-    a_mn_major: bool,
-    b_mn_major: bool,
+def _check_operands(
+    warp: Warp, multiply: Multiply, kind: _Kind, operands: Iterable[tuple[int | None, int, bool]]
 ) -> None:
-    """All four warps have come: claims shared memory and puts the operation in flight."""
-    shared, group = warp.cta.shared, warp.cta.warpgroup_of(warp)
-    size = kind.element.itemsize
-    places: list[Array | None] = []
-    for bits, rows, mn_major in zip(
-        descriptors, (ROWS, kind.n), (a_mn_major, b_mn_major), strict=True
-    ):
+    """Raises if a warp that executes the operation now may not read its operands.
+
+    Args:
+        operands: (descriptor, None for registers; rows; MN-major) of A and B.
+    """
+    shared = warp.cta.shared
+    if multiply.places:
+        for where in multiply.places:
+            if where is not None:
+                check_readable(shared, where, _WHAT)
+        return
+    for bits, rows, mn_major in operands:
         where = None
         if bits is not None:
-            where = offsets_of(decode(bits), rows, size, mn_major=mn_major)
-            multiply.claims.append(claim_read(shared, where, what, multiply.site))
-        places.append(where)
+            where = offsets_of(decode(bits), rows, kind.element.itemsize, mn_major=mn_major)
+            multiply.claims.append(claim_read(shared, where, _WHAT, multiply.site))
+        multiply.places.append(where)
+
+
+def _begin(warp: Warp, multiply: Multiply, kind: _Kind, *, accumulates: bool) -> None:
+    """All four warps have come: puts the operation in flight."""
+    shared, group, places = warp.cta.shared, warp.cta.warpgroup_of(warp), multiply.places
     parts = [multiply.parts[index] for index in range(WARPS)]
     operands: list[Array] = []
 
@@ -291,7 +297,7 @@ def _begin(
         _deliver(parts, kind, d)
         group.queue.notify()
 
-    op = AsyncOp(what, multiply.site, [read, finish], [group.last] if group.last else [])
+    op = AsyncOp(_WHAT, multiply.site, [read, finish], [group.last] if group.last else [])
     multiply.op = group.last = op
     machine = warp.cta.machine
     machine.scheduler.asynchronous.issue(op)

@@ -94,7 +94,13 @@ class Claim:
 def claim_read(
     memory: Memory, where: slice | Array, what: str, site: Site, *, proxy: bool = True
 ) -> Claim:
-    """Claims bytes that an operation reads.
+    """Claims bytes that an operation reads; arguments and errors as in ``check_readable``."""
+    check_readable(memory, where, what, proxy=proxy)
+    return Claim(memory, where, what, site, writes=False)
+
+
+def check_readable(memory: Memory, where: slice | Array, what: str, *, proxy: bool = True) -> None:
+    """Raises if an operation that is issued now may not read some bytes.
 
     Args:
         proxy: it reads through the async proxy.
@@ -121,7 +127,6 @@ def claim_read(
             "wrote: the threads that stored must execute fence.proxy.async before the barrier "
             "that precedes the operation"
         )
-    return Claim(memory, where, what, site, writes=False)
 
 
 def claim_write(

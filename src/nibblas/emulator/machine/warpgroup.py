@@ -1,7 +1,8 @@
 """wgmma in flight: four warps that multiply together, and registers that wait for their result.
 
-An operation begins when all four warps of the warpgroup have executed the instruction, and the
-operations of a warpgroup take effect in order. Until ``wgmma.wait_group`` each accumulator register
+An operation takes effect when all four warps of the warpgroup have executed the instruction, in the
+order of execution. It may read its operands as soon as one of them has: they must be there for each
+of the four, and are claimed from the first. Until ``wgmma.wait_group`` each accumulator register
 holds an ``InFlight``: a later wgmma may accumulate on it and a plain ``mov`` may rename it, as
 compilers do; every other use is reported, and so is a store to it or to a register of A.
 
@@ -79,13 +80,15 @@ class Multiply:
 
     Attributes:
         key: what must be the same in its four warps. parts: by warp of the warpgroup.
-        op: in flight, once all four have come. claims: on shared memory.
+        op: in flight, once all four have come.
+        places: operands in shared memory, offsets or None. claims: on those.
     """
 
     def __init__(self, key: tuple[Any, ...], site: Site) -> None:
         self.key, self.site = key, site
         self.parts: dict[int, Part] = {}
         self.op: AsyncOp | None = None
+        self.places: list[Array | None] = []
         self.claims: list[Claim] = []
 
     @property
