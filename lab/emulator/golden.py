@@ -4,7 +4,7 @@
 
 Writes a file per module of cases: an array of bytes per case under its name, and "about": the
 cases' digests, the device, driver and date. products.npz are outputs of the shipped portable
-kernel. Every part runs in a process of its own: a case that hangs or faults costs its part only.
+kernel. A case that faults costs its process, and the rest of its part goes on in another.
 Needs cuda.bindings and an NVIDIA driver. The vectors that tests/emulator/golden compares with were
 made by this script.
 """
@@ -84,29 +84,34 @@ def provenance(device: Any) -> dict[str, str]:
     }
 
 
-def run_module(name: str, path: Path) -> int:
-    """Runs the cases of one module of tests/emulator/golden, until one costs the context."""
+def run_module(name: str, folder: Path, first: int) -> int:
+    """Runs the cases of a module from the ``first``; stops at one that costs the context.
+
+    Returns:
+        Where to go on in another process; 0: all are done.
+    """
     driver = CudaDriver.open()
     device = call("cuDeviceGet", 0)
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", device))
-    vectors: dict[str, np.ndarray] = {}
-    digests: dict[str, str] = {}
-    failed = 0
-    for case in importlib.import_module(f"tests.emulator.golden.{name}").cases():
+    cases = importlib.import_module(f"tests.emulator.golden.{name}").cases()
+    stored = folder / f"{name}.npz"
+    vectors, facts = read(stored) if first else ({}, {**provenance(device), "digests": {}})
+    go_on = 0
+    for index, case in enumerate(cases[first:], first):
         try:
-            first = run(case, driver)
-            if (first != run(case, driver)).any():
+            answer = run(case, driver)
+            if (answer != run(case, driver)).any():
                 raise RuntimeError("two runs differ")
         except RuntimeError as error:
-            failed += 1
             print(f"{case.name}: {error}", flush=True)
             if any(word in str(error) for word in ("ILLEGAL", "LAUNCH", "MISALIGNED", "ASSERT")):
+                go_on = index + 1 if index + 1 < len(cases) else 0
                 break
             continue
-        vectors[case.name], digests[case.name] = first, case.digest()
-    write(path, vectors, {**provenance(device), "digests": digests})
-    print(f"{name}: {len(vectors)} cases, {failed} failed", flush=True)
-    return failed
+        vectors[case.name], facts["digests"][case.name] = answer, case.digest()
+    write(stored, vectors, facts)
+    print(f"{name}: {len(vectors)} of {len(cases)} cases", flush=True)
+    return go_on
 
 
 def run_products(path: Path) -> int:
@@ -121,21 +126,32 @@ def run_products(path: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--part", choices=[*PARTS, "products"], help="this one, in this process")
+    parser.add_argument("--part", choices=[*PARTS, "products"], help="this one alone")
+    parser.add_argument("--first", type=int, help="in this process, from this case on")
     options = parser.parse_args()
-    if options.part == "products":
-        return run_products(options.folder / "products.npz")
-    if options.part:
-        return run_module(options.part, options.folder / f"{options.part}.npz")
-    failed = 0
-    for part in (*PARTS, "products"):
-        command = [sys.executable, __file__, str(options.folder), "--part", part]
-        try:
-            failed += subprocess.run(command, timeout=_SECONDS).returncode
-        except subprocess.TimeoutExpired:
-            failed += 1
-            print(f"{part}: hangs", flush=True)
-    return failed
+    if options.first is not None:
+        return run_module(options.part, options.folder, options.first)
+    for part in [options.part] if options.part else (*PARTS, "products"):
+        if part == "products":
+            run_products(options.folder / "products.npz")
+            continue
+        command = [sys.executable, __file__, str(options.folder), "--part", part, "--first"]
+        go_on = 0
+        while True:
+            try:
+                go_on = subprocess.run([*command, str(go_on)], timeout=_SECONDS).returncode
+            except subprocess.TimeoutExpired:
+                print(f"{part}: hangs", flush=True)
+                break
+            if not go_on:
+                break
+    return 0
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    return arrays, json.loads(arrays.pop("about").tobytes())
 
 
 def write(path: Path, arrays: dict[str, np.ndarray], facts: dict[str, Any]) -> None:

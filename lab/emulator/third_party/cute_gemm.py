@@ -1,7 +1,7 @@
 """PTX of the Hopper GEMM example of CuTe DSL, compiled with no GPU.
 
     CUTE_DSL_ARCH=sm_90a CUTE_DSL_KEEP=ptx CUTE_DSL_DUMP_DIR=OUT_FOLDER \\
-        python lab/emulator/third_party/cute_gemm.py PATH_TO/dense_gemm.py M N K [CLUSTER_M CLUSTER_N]
+        python lab/emulator/third_party/cute_gemm.py dense_gemm.py M N K [CLUSTER_M CLUSTER_N]
 
 ``dense_gemm.py`` is examples/python/CuTeDSL/cute/hopper/kernel/dense_gemm of NVIDIA/cutlass, run as
 it is. Needs nvidia-cutlass-dsl (4.8.1 was used), nothing of nibblas.

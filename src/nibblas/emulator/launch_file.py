@@ -12,7 +12,7 @@
 
     [maps.tiles]                  # Device.tensor_map
     buffer = "a"
-    box = [32, 8]                 # also dtype, dims, strides, element_strides, swizzle, oob_fill, ...
+    box = [32, 8]                 # also dtype, dims, strides, element_strides, swizzle, ...
 
     [expect.c]                    # what the buffer must hold afterwards
     npy = "c.npy"

@@ -54,7 +54,7 @@ def module(body: str, *, maps: int = 0, inputs: int = 1, shared: str = "", prefi
     Registers: %r<64> b32, %rd<64> b64, %f<160> f32, %h<32> b16, %p<8>. %rd0, %rd1, ... hold the
     inputs' addresses, %rd20 the output's, %r0 the thread of the CTA; ``map0``, ... are the maps.
     """
-    params = [f".param .align 128 .b8 map{i}[128]" for i in range(maps)]
+    params = [f".param .align 64 .b8 map{i}[128]" for i in range(maps)]
     params += [f".param .u64 in{i}" for i in range(inputs)] + [".param .u64 out"]
     loads = [f"ld.param.u64 %rd{i}, [in{i}];" for i in range(inputs)]
     loads += ["ld.param.u64 %rd20, [out];", "mov.u32 %r0, %tid.x;"]

@@ -95,7 +95,7 @@ done:
 def store(name: str, spec: TensorMapSpec, num_bytes: int, where: list[tuple[int, ...]], op: str):
     """One CTA writes or reduces its box at one coordinate after the other; the output: the tensor.
 
-    ``op``: "" stores; else a reduction onto what earlier coordinates left there.
+    ``op``: "" stores; else the first coordinate is stored to, the others reduce onto what is there.
     """
     size = _box_bytes(spec)
     table, _, _ = _coordinates(where)
@@ -120,20 +120,16 @@ filled:
     @!%p1 bra done;
 """
     )
-    mnemonic = (
-        f"cp.reduce.async.bulk.tensor.{spec.rank}d"
-        if op
-        else (f"cp.async.bulk.tensor.{spec.rank}d")
+    place = f"[%rd11, {listed}], [%r11]"
+    plain = f"cp.async.bulk.tensor.{spec.rank}d.global.shared::cta.tile.bulk_group {place};"
+    reduces = (
+        f"cp.reduce.async.bulk.tensor.{spec.rank}d.global.shared::cta.{op}.tile.bulk_group {place};"
     )
-    reduction = f".{op}" if op else ""
     for i in range(len(where)):
         for j in range(spec.rank):
             body += f"    ld.global.b32 %r{20 + j}, [%rd10+{32 * i + 4 * j}];\n"
-        body += (
-            f"    {mnemonic}.global.shared::cta{reduction}.tile.bulk_group "
-            f"[%rd11, {listed}], [%r11];\n"
-            "    cp.async.bulk.commit_group;\n    cp.async.bulk.wait_group 0;\n"
-        )
+        body += f"    {reduces if op and i else plain}\n"
+        body += "    cp.async.bulk.commit_group;\n    cp.async.bulk.wait_group 0;\n"
     body += "done:\n"
     shared = f".shared .align 1024 .b8 tile[{size}]; .shared .b64 bar;"
     data = Draw(len(name)).integers(0, 256, size, np.uint8)
@@ -153,6 +149,10 @@ def multicast() -> Case:
     for rank, mask in enumerate(masks):
         table[rank, :4] = (16 * rank, 9 * rank, mask, arriving[rank] * size)
     total = 4 * size
+    copy = (
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster"
+    )
     body = (
         _BEGIN
         + f"""
@@ -174,9 +174,7 @@ cleared:
     barrier.cluster.wait.acquire.aligned;
     @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r10], %r23;
     mad.lo.u32 %r12, %r1, {size}, %r11;
-    @%p1 cp.async.bulk.tensor.2d.shared::cluster.global.tile
-        .mbarrier::complete_tx::bytes.multicast::cluster
-        [%r12], [%rd11, {{%r20, %r21}}], [%r10], %h0;
+    @%p1 {copy} [%r12], [%rd11, {{%r20, %r21}}], [%r10], %h0;
 wait:
     mbarrier.try_wait.parity.shared.b64 %p2, [%r10], 0;
     @!%p2 bra wait;
@@ -206,7 +204,8 @@ done:
 
 def cases() -> list[Case]:
     made = []
-    corners = [(0, 0), (-8, -3), (48, 20), (16, 7), (200, 5), (-70, 0), (3, -40)]
+    corners = [(0, 0), (16, 7), (48, 20), (-8, -3), (8, 3), (64, 0), (-16, 24), (0, -5), (0, 22)]
+    corners += [(200, 5), (-70, 0), (0, -40), (3, 0), (5, 1), (-3, 2), (2, 0), (4, 0)]
     for swizzle, inner in (
         ("none", 32),
         ("32b", 8),
@@ -218,30 +217,61 @@ def cases() -> list[Case]:
         spec, size = _packed("uint16", (70, 25), (inner, 16), swizzle=swizzle)
         made.append(load(f"tma_load_{swizzle}_{inner}", spec, size, corners))
     spec, size = _packed("uint8", (1000, 9), (128, 8), swizzle="128b")
-    made.append(load("tma_load_bytes", spec, size, [(0, 0), (896, 4), (1000, 0), (-16, 2)]))
+    made.append(
+        load("tma_load_bytes", spec, size, [(0, 0), (896, 4), (1000, 0), (-16, 2), (16, 1), (1, 0)])
+    )
     spec, size = _packed("16u4_align8b", (500, 9), (256, 8), swizzle="128b")
-    made.append(load("tma_load_packed4", spec, size, [(0, 0), (256, 4), (-32, 2)]))
+    made.append(
+        load("tma_load_packed4", spec, size, [(0, 0), (256, 4), (-32, 2), (32, 0), (2, 0), (16, 0)])
+    )
     spec, size = _packed("float32", (100,), (64,))
-    made.append(load("tma_load_1d", spec, size, [(0,), (60,), (-5,), (99,)]))
+    made.append(
+        load("tma_load_1d", spec, size, [(0,), (60,), (-4,), (-64,), (36,), (-5,), (99,), (1,)])
+    )
     spec, size = _packed("float16", (40, 9, 5), (32, 4, 2), swizzle="64b")
-    made.append(load("tma_load_3d", spec, size, [(0, 0, 0), (8, 7, 4), (-3, -1, 2)]))
+    made.append(
+        load(
+            "tma_load_3d", spec, size, [(0, 0, 0), (8, 7, 4), (-8, -1, 2), (16, 3, -1), (-3, -1, 2)]
+        )
+    )
     spec, size = _packed("uint32", (20, 5, 4, 3), (8, 2, 2, 2), swizzle="32b")
-    made.append(load("tma_load_4d", spec, size, [(0, 0, 0, 0), (16, 4, 3, 2), (-2, -1, 1, -1)]))
+    made.append(
+        load(
+            "tma_load_4d",
+            spec,
+            size,
+            [(0, 0, 0, 0), (16, 4, 3, 2), (-4, -1, 1, -1), (4, 1, 2, 1), (-2, -1, 1, -1)],
+        )
+    )
     spec, size = _packed("uint16", (24, 4, 3, 3, 3), (8, 2, 2, 2, 2))
     made.append(
-        load("tma_load_5d", spec, size, [(0, 0, 0, 0, 0), (20, 3, 2, 2, 2), (-1, 0, 1, -1, 0)])
+        load(
+            "tma_load_5d",
+            spec,
+            size,
+            [
+                (0, 0, 0, 0, 0),
+                (16, 3, 2, 2, 2),
+                (-8, 0, 1, -1, 0),
+                (8, 1, 1, 1, 1),
+                (20, 0, 0, 0, 0),
+                (-1, 0, 1, -1, 0),
+            ],
+        )
     )
-    spec, size = _packed("uint16", (70, 25), (32, 16), element_strides=(2, 3))
-    made.append(load("tma_load_strided", spec, size, [(0, 0), (5, 1), (60, 20), (-3, -2)]))
+    spec, size = _packed("uint16", (70, 25), (32, 16), element_strides=(1, 3))
+    made.append(
+        load("tma_load_strided", spec, size, [(0, 0), (8, 1), (48, 20), (-8, -2), (0, 5), (5, 1)])
+    )
     spec, size = _packed("float16", (70, 25), (32, 16), oob_fill="nan_request_zero_fma")
-    made.append(load("tma_load_nan", spec, size, [(60, 20), (0, 0)]))
+    made.append(load("tma_load_nan", spec, size, [(48, 20), (0, 0), (-16, -2), (60, 20)]))
     spec, size = _packed("bfloat16", (70, 25), (32, 16), oob_fill="nan_request_zero_fma")
-    made.append(load("tma_load_nan_bf16", spec, size, [(60, 20), (0, 0)]))
+    made.append(load("tma_load_nan_bf16", spec, size, [(48, 20), (0, 0), (-16, -2), (60, 20)]))
     for swizzle, inner in (("none", 32), ("32b", 16), ("64b", 32), ("128b", 64)):
         spec, size = _packed("uint16", (100, 40), (inner, 16), swizzle=swizzle)
-        where = [(0, 0), (80, 30), (-8, -3), (30, 10)]
+        where = [(0, 0), (80, 30), (-8, -3), (32, 10), (88, 0), (40, 16), (30, 10), (5, 20)]
         made.append(store(f"tma_store_{swizzle}", spec, size, where, ""))
-    again = [(0, 0), (80, 30), (5, 3), (0, 0), (30, 10)]
+    again = [(0, 0), (80, 30), (8, 3), (0, 0), (-8, -3), (32, 10), (5, 3), (30, 10)]
     for data_type, op in (
         *((kind, "add") for kind in ("uint32", "float16", "bfloat16")),
         *(("uint32", op) for op in ("min", "max", "and", "or", "xor", "inc", "dec")),
