@@ -247,6 +247,29 @@ def test_lanes_may_wait_for_barriers_of_their_own(lanes: Lanes, order: str) -> N
     assert (lanes(body, threads=64, order=order) == 3).all()
 
 
+@every_order
+@pytest.mark.parametrize("instruction", ["try_wait", "test_wait"])
+def test_lanes_that_wait_for_different_barriers_in_vain_are_a_deadlock(
+    order: str, instruction: str
+) -> None:
+    body = (
+        BARRIER
+        + """
+        and.b32 %r2, %r0, 3;
+        mad.lo.u32 %r10, %r2, 8, %r10;
+        setp.lt.u32 %p0, %r0, 4;
+        @%p0 mbarrier.init.shared.b64 [%r10], 8;
+        bar.sync 0;
+        setp.ne.u32 %p1, %r0, 6;
+        @%p1 mbarrier.arrive.shared.b64 _, [%r10];
+    """
+        + wait(0).replace("try_wait", instruction)
+    )
+    with pytest.raises(Deadlock, match="0x410 .* lacks 1 of 8 arrivals") as caught:
+        run(body, order=order)
+    assert "lanes 2,6,10,14,18,22,26,30 " in str(caught.value)
+
+
 def test_arrival_of_no_lane_changes_nothing(lanes: Lanes) -> None:
     body = setup(1) + "setp.gt.u32 %p2, %r0, 99; @%p2 mbarrier.arrive.shared.b64 _, [%r10];"
     body += "mbarrier.test_wait.parity.shared.b64 %p1, [%r10], 0; selp.u32 %r1, 1, 0, %p1;"

@@ -181,7 +181,7 @@ def pending_count(build: Build) -> Step:
     "b64",
     section="mbarrier.test_wait, mbarrier.try_wait",
     anchor=_SECTION + "test-wait-mbarrier-try-wait",
-    ends_block=True,
+    retries=True,
 )
 def wait(build: Build) -> Step:
     """Both may answer false as long as the phase is not complete.
@@ -210,13 +210,18 @@ def wait(build: Build) -> Step:
             if _complete(barrier, value, by_parity=by_parity):
                 barrier.observed()
                 results[lanes] = True
-        if len(tests) == 1 and not results.any():
-            warp.failed_tests += 1
-            if always_waits or warp.failed_tests % 2 == 0:
-                _stand_still(warp, dest, barrier, value, by_parity=by_parity)
-                return
-        if not results.all():
-            warp.poll()
+        if not results[warp.mask].all():
+            barrier, value, lanes = tests[0]
+            if len(tests) > 1:
+                kept = np.zeros(32, bool)
+                kept[lanes] = True
+                warp.retry_others(kept)
+            if not results[lanes[0]]:
+                warp.failed_tests += 1
+                if always_waits or warp.failed_tests % 2 == 0:
+                    _stand_still(warp, dest, barrier, value, by_parity=by_parity)
+                    return
+                warp.poll()
         put(warp, dest, results)
 
     return step

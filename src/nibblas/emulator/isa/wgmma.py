@@ -126,6 +126,7 @@ def multiply_floats(build: Build) -> Step:
 
 @wgmma.instruction(
     f"wgmma mma_async sync aligned {_shapes(32)} [satfinite] s32 a:s8|u8 b:s8|u8",
+    f"wgmma mma_async sync aligned {_shapes(32)} s32 a:s8|u8 b:s8|u8 satfinite",
     section="wgmma.mma_async",
     anchor=_ANCHOR + "mma-async",
     converges=True,
@@ -134,7 +135,7 @@ def multiply_integers(build: Build) -> Step:
     """``d, a, b-desc, scale-d``; exact, and wraps unless ``.satfinite``."""
     build.count(4)
     n = _columns(build)
-    if (n > 32 and n % 16) or n == 40:
+    if n > 24 and n % 16:
         raise build.refusal("no such shape for integers")
     types = [np.dtype("i1" if build.get(name) == "s8" else "u1") for name in ("a", "b")]
     saturates = build.has("satfinite")

@@ -220,6 +220,14 @@ class Warp:
         self.set_active(fragment.mask)
         self.reschedule = True
 
+    def retry_others(self, kept: Array) -> None:
+        """Leaves only some active lanes here; the others execute this instruction by themselves.
+
+        Only for instructions that are alone in their block (``retries``).
+        """
+        self.split(kept)
+        self.fragments[-1].pc = self.block.index
+
     def gather(self, wanted: Array) -> bool:
         """Whether all wanted lanes that are alive execute now.
 
