@@ -19,6 +19,8 @@ from nibblas.formats.checkpoint import (
     read_compressed_tensors_experts,
     read_modelopt_experts,
 )
+from nibblas.formats.file_quantize import QuantizedFile, quantize_checkpoint
+from nibblas.formats.file_verify import FileVerdict, verify_checkpoint
 from nibblas.formats.loaders import from_compressed_tensors, from_modelopt
 from nibblas.formats.nvfp4 import NVFP4Array
 from nibblas.formats.quantize import dequantize, quantize
@@ -29,8 +31,10 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Experts",
     "Explanation",
+    "FileVerdict",
     "NVFP4Array",
     "NativeLibraryError",
+    "QuantizedFile",
     "UnsupportedProblemError",
     "dequantize",
     "explain",
@@ -43,8 +47,10 @@ __all__ = [
     "grouped_mm_masked",
     "open_checkpoint",
     "quantize",
+    "quantize_checkpoint",
     "read_compressed_tensors_experts",
     "read_modelopt_experts",
     "scaled_grouped_mm",
     "to_torchao",
+    "verify_checkpoint",
 ]

@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 import nibblas
-from nibblas.cli import check, competition, emulate, explain, info
+from nibblas.cli import (
+    check,
+    competition,
+    emulate,
+    explain,
+    info,
+    inspect,
+    quantize,
+    verify,
+)
 
 HELP = """NVFP4 grouped matrix multiplication: what is here, what runs, and is it right.
 
@@ -45,5 +54,8 @@ for _command in (
     check.check,
     competition.competition,
     emulate.emulate,
+    quantize.quantize,
+    inspect.inspect,
+    verify.verify,
 ):
     app.command()(_command)

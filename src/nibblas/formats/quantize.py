@@ -98,7 +98,7 @@ def quantize(
     block_amax = _block_amax(source, offs)
     encode = global_encode_scale is not None
     if global_scale is None and not encode:
-        global_scale = _global_scale(block_amax, segments, _LARGEST_SCALE[method])
+        global_scale = _global_scale(block_amax, segments, method)
     array = NVFP4Array(
         source.new_empty((*t.shape[:-1], t.shape[-1] // 2), dtype=torch.uint8),
         torch.empty_like(block_amax, dtype=torch.uint8),
@@ -222,15 +222,24 @@ def _block_amax(t: Tensor, offs: Tensor | None) -> Tensor:
     return torch.where(finite, amax, math.nan)
 
 
-def _global_scale(block_amax: Tensor, segments: int, largest_scale: float) -> Tensor:
-    """``amax / (largest_scale * 6)`` per tensor, group or segment; 1 where everything is 0."""
+def global_scale_of(amax: Tensor, method: Method) -> Tensor:
+    """The definition's ``g`` of largest magnitudes ``amax``, float32 of any shape; 1 where it is 0.
+
+    ``quantize`` of all of a tensor's rows, a part at a time with this for ``global_scale``, gives
+    the same bits as of the whole.
+    """
+    scale = amax / _divisor(_LARGEST_SCALE[method] * e2m1.MAX, amax)
+    return torch.where(amax == 0, 1.0, scale.clamp(min=_SMALLEST_GLOBAL))
+
+
+def _global_scale(block_amax: Tensor, segments: int, method: Method) -> Tensor:
+    """Per tensor, group or segment."""
     stacked = block_amax.ndim == 3
     by_segment = torch.nan_to_num(block_amax, nan=0.0).unflatten(-2, (segments, -1)).flatten(-2)
     amax = (
         by_segment.amax(-1) if block_amax.numel() else by_segment.new_zeros(by_segment.shape[:-1])
     )
-    scale = amax / _divisor(largest_scale * e2m1.MAX, amax)
-    scale = torch.where(amax == 0, 1.0, scale.clamp(min=_SMALLEST_GLOBAL))
+    scale = global_scale_of(amax, method)
     if segments == 1:
         return scale.squeeze(-1)
     return scale if stacked else scale.unsqueeze(0)
