@@ -21,10 +21,8 @@ from nibblas.plan.portable import PortableConfig
 # (tokens, stage_k, stages, CTAs per multiprocessor)
 VARIANTS = [
     (16, 256, 4, 2),
-    (16, 128, 6, 2),
+    (16, 256, 3, 2),
     (8, 256, 4, 2),
-    (8, 256, 3, 3),
-    (8, 128, 5, 3),
 ]
 
 

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from nibblas.backends.base import Operands
-from nibblas.backends.portable import PortableBackend, common_alignment, params_of
+from nibblas.backends.portable import PortableBackend
+from nibblas.backends.portable_params import common_alignment, params_of
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.portable import PARAMS_BYTES, all_configs, choose_config, config_for
 from nibblas.plan.problem import Problem, even_rows, uniform_shapes
 from nibblas.runtime.compile import compiler_version
 from nibblas.runtime.driver import use_driver
 from nibblas.runtime.recording import RecordingDriver
+from nibblas.runtime.tensormap import TensorMaps
 
 BACKEND = PortableBackend()
 
@@ -34,7 +36,7 @@ def driver() -> Iterator[RecordingDriver]:
         yield recorder
 
 
-def operands(*, groups: int = 4, rows: int = 10, n: int = 300, k: int = 512) -> Operands:
+def operands(*, groups: int = 4, rows: int = 10, n: int = 288, k: int = 512) -> Operands:
     return Operands(
         x=torch.zeros(rows, k, dtype=torch.float16),
         x_scales=None,
@@ -68,11 +70,11 @@ def test_a_warm_call_is_one_launch_and_nothing_else(driver: RecordingDriver) -> 
     BACKEND.run([product], plan)
     assert [event.call for event in driver.events] == ["launch"]
     (launch,) = driver.launches
-    assert launch.grid == (12, 1, 1)  # 4 groups of 3 tiles of 128 rows; the device holds more
+    assert launch.grid == (72, 1, 1)  # 4 groups of 18 sets of 16 rows; the device holds more
     assert launch.block == (plan.config.threads, 1, 1)
     assert launch.shared_bytes == plan.config.shared_bytes
     assert launch.queue == driver.queue
-    assert len(launch.parameters) == PARAMS_BYTES
+    assert len(launch.parameters) == plan.config.params_bytes
 
 
 def test_the_grid_fills_the_device_and_no_more(driver: RecordingDriver) -> None:
@@ -84,12 +86,53 @@ def test_the_grid_fills_the_device_and_no_more(driver: RecordingDriver) -> None:
 
 def test_parameters_hold_the_tensors_own_addresses() -> None:
     product = operands()
-    words = struct.unpack("=38q", params_of(product))
+    config = config_for("fp16", 16, "sm_80", aligned=True)
+    parameters = params_of(product, config, TensorMaps(RecordingDriver()))
+    assert len(parameters) == PARAMS_BYTES
+    words = struct.unpack("=38q", parameters)
     tensors = ("x", "w", "w_scales", "offs", "w_global", "alpha", "bias", "out")
     for name in tensors:
         assert getattr(product, name).data_ptr() in words, name
-    assert words[18 + 1 : 18 + 6] == (4, 10, 300, 512, 0)  # groups, rows, n, k, max_m
-    assert words[27:30] == (3, 1, 100)  # strides of w_global, columns of a segment
+    assert words[18 + 1 : 18 + 6] == (4, 10, 288, 512, 0)  # groups, rows, n, k, max_m
+    assert words[27:30] == (3, 1, 96)  # strides of w_global, columns of a segment
+
+
+@pytest.mark.parametrize("layout", ["linear", "blocked"])
+def test_tensor_maps_are_of_the_tensors_where_they_lie(layout: str) -> None:
+    product = operands(n=256)
+    if layout == "blocked":
+        product = replace(product, w_scale_layout=layout)
+    driver = RecordingDriver()
+    config = config_for("fp16", 16, "sm_90a", aligned=True)
+    parameters = params_of(product, config, TensorMaps(driver))
+    encoded = [event.arguments for event in driver.events if event.call == "encode_tensor_map"]
+    assert [made["address"] for made in encoded] == [
+        product.w.data_ptr(),
+        product.w_scales.data_ptr(),
+    ]
+    assert len(parameters) == config.params_bytes == 320 + 2 * 128
+    assert struct.unpack_from("=q120xq", parameters, 320) == (
+        product.w.data_ptr(),
+        product.w_scales.data_ptr(),
+    )
+    for made, tensor in zip(encoded, (product.w, product.w_scales), strict=True):
+        spec = made["spec"]
+        sizes = zip(spec.dims[1:], spec.stride_bytes, strict=True)
+        last = spec.dims[0] + sum((size - 1) * stride for size, stride in sizes)
+        assert last == tensor.numel(), "the map ends where the tensor does"
+
+
+def test_a_warm_prepared_call_encodes_no_tensor_map(driver: RecordingDriver) -> None:
+    product = operands()
+    plan = BACKEND.plan(problem_of(product))
+    run_at = BACKEND.prepare(product, plan)
+    assert run_at is not None
+    driver.clear()
+    addresses = [tensor.data_ptr() for tensor in product.tensors.values()]
+    assert run_at(addresses)
+    assert [event.call for event in driver.events] == ["launch"]
+    BACKEND.run([product], plan)
+    assert driver.launches[0].parameters == driver.launches[1].parameters
 
 
 def test_no_rows_launch_nothing(driver: RecordingDriver) -> None:
@@ -106,7 +149,7 @@ def test_a_list_is_one_launch_each(driver: RecordingDriver) -> None:
     plan = BACKEND.plan(problem_of(products[0]))
     driver.clear()
     BACKEND.run(products, plan)
-    assert [launch.grid[0] for launch in driver.launches] == [1, 2]
+    assert [launch.grid[0] for launch in driver.launches] == [7, 13]  # sets of 16 rows
 
 
 @pytest.mark.parametrize("part", ["x", "w", "w_scales"])

@@ -51,8 +51,9 @@ def cpu_time(problem: Problem, level: CpuLevel, threads: int) -> Estimate:
     return Estimate(estimate.seconds + level.fixed_s, bound, terms)
 
 
-#: Share of DRAM bandwidth, and of dense tensor throughput, that the portable kernel is built for.
-PORTABLE_MEMORY_SHARE = 0.75
+#: Share of DRAM bandwidth that the portable kernel reached on an H200 (lab/portable, D1), and of
+#: dense tensor throughput that it is built for.
+PORTABLE_MEMORY_SHARE = 0.68
 PORTABLE_TENSOR_SHARE = 0.3
 
 

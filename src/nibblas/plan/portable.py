@@ -27,15 +27,29 @@ TARGETS: Mapping[tuple[int, int], str] = MappingProxyType(
     }
 )
 
-#: Targets whose multiprocessors hold two CTAs of four stages: 227 KB of shared memory and more.
-LARGE_SHARED_TARGETS = ("sm_90a", "sm_100f")
+#: Shared memory of a multiprocessor, bytes; CUDA C++ Programming Guide, "Technical Specifications
+#: per Compute Capability". A CTA takes 1 KB more than it asks for.
+SHARED_BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        "sm_80": 164 << 10,
+        "sm_86": 100 << 10,
+        "sm_89": 100 << 10,
+        "sm_90a": 228 << 10,
+        "sm_100f": 228 << 10,
+        "sm_120f": 100 << 10,
+    }
+)
+_RESERVED_BYTES = 1 << 10
 
-#: Targets whose multiprocessors hold two CTAs of three stages: 163 KB of shared memory.
-MEDIUM_SHARED_TARGETS = ("sm_80",)
+#: Stages of the ring: one is multiplied, one is prepared, the others arrive.
+MIN_STAGES, MAX_STAGES = 3, 4
+
+#: Targets that load weights through TMA. sm_120f has TMA too, but no room for its long stages, and
+#: little bandwidth to feed.
+TENSOR_COPY_TARGETS = ("sm_90a", "sm_100f")
 
 PARAMS_BYTES = 38 * 8
-_WARPS = 8
-_TILE_ROWS = 16 * _WARPS
+TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
 
 @dataclass(frozen=True)
@@ -48,9 +62,10 @@ class PortableConfig:
         stage_k: values along K per pipeline stage, a multiple of 128.
         stages: stages of the ring.
         ctas_per_sm: CTAs that share a multiprocessor; caps registers.
-        aligned: for operands whose every 16-byte piece of a row is aligned and whose K is a
-            multiple of ``stage_k``; the other variant takes anything.
+        aligned: for operands whose every 16-byte piece of a row is aligned, whose K is a multiple
+            of ``stage_k`` and N one of ``row_multiple``; the other variant takes anything.
         built_for: NVRTC target whose shared memory the ring is sized to.
+        warps: warps that multiply, 16 weight rows each.
     """
 
     activations: Activations
@@ -60,30 +75,55 @@ class PortableConfig:
     ctas_per_sm: int
     aligned: bool
     built_for: str
+    warps: int = 8
 
     source_name = "portable/grouped_mm.cu"
     entry = "nibblas_portable_grouped_mm"
-    threads = 32 * _WARPS
+
+    @property
+    def tensor_copies(self) -> bool:
+        """Whether weights come through TMA."""
+        return self.aligned and self.built_for in TENSOR_COPY_TARGETS
+
+    @property
+    def row_multiple(self) -> int:
+        """What N must be a multiple of."""
+        return 32 if self.tensor_copies else 1
+
+    @property
+    def params_bytes(self) -> int:
+        """Size of the kernel's parameter: numbers and addresses, and two tensor maps."""
+        if not self.tensor_copies:
+            return PARAMS_BYTES
+        return round_up(PARAMS_BYTES, TENSOR_MAP_ALIGNMENT) + 2 * TENSOR_MAP_BYTES
+
+    @property
+    def token_warps(self) -> int:
+        """Warps that load tokens and prepare them; all warps are shared out over 4 schedulers."""
+        return 2 if self.tokens > 16 else 1
+
+    @property
+    def threads(self) -> int:
+        """One warp loads weights."""
+        return 32 * (self.warps + 1 + self.token_warps)
 
     def __str__(self) -> str:
         return (
-            f"portable {self.activations}, {_TILE_ROWS} rows x {self.tokens} tokens x "
+            f"portable {self.activations}, {16 * self.warps} rows x {self.tokens} tokens x "
             f"{self.stage_k}, {self.stages} stages, {'aligned' if self.aligned else 'any rows'}, "
             f"{self.built_for}"
         )
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one ``Stage``: weights, their scales, tokens, their scales."""
-        blocks = self.stage_k // 16
-        weights = _TILE_ROWS * (self.stage_k // 2 + blocks)
-        if self.activations == "nvfp4":
-            return weights + self.tokens * (self.stage_k // 2 + blocks)
-        return weights + self.tokens * self.stage_k * 2 + round_up(blocks, 16)
+        """Bytes of one ``Stage``: weights and their scales, and tokens as 16-bit values."""
+        weights = 16 * self.warps * (self.stage_k // 2 + self.stage_k // 16)
+        return round_up(weights + self.tokens * self.stage_k * 2, 1024)
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes
+        """The ring: its stages, and two barriers of 8 bytes for each."""
+        return round_up(self.stages * (self.stage_bytes + 16), 1024)
 
     def target(self, compute_capability: tuple[int, int]) -> str:
         """The NVRTC target to compile for; ValueError where it is not the one sized for."""
@@ -97,7 +137,9 @@ class PortableConfig:
     def render(self) -> str:
         """Text of the kernel's "config.h"."""
         constants = {
-            "kWarps": _WARPS,
+            "kWarps": self.warps,
+            "kTokenWarps": self.token_warps,
+            "kThreads": self.threads,
             "kTokens": self.tokens,
             "kStageK": self.stage_k,
             "kStages": self.stages,
@@ -105,15 +147,22 @@ class PortableConfig:
             "kSharedBytes": self.shared_bytes,
         }
         lines = [f"  static constexpr int {name} = {value};" for name, value in constants.items()]
-        switches = {"kNvfp4Tokens": self.activations == "nvfp4", "kAligned": self.aligned}
+        switches = {
+            "kNvfp4Tokens": self.activations == "nvfp4",
+            "kAligned": self.aligned,
+            "kTensorCopies": self.tensor_copies,
+        }
         lines += [
             f"  static constexpr bool {name} = {str(value).lower()};"
             for name, value in switches.items()
         ]
         return "\n".join(
             [
+                "#pragma once",
                 f"#define NIBBLAS_CONFIG_BF16 {int(self.activations == 'bf16')}",
+                f"#define NIBBLAS_CONFIG_NVFP4 {int(self.activations == 'nvfp4')}",
                 f"#define NIBBLAS_CONFIG_ALIGNED {int(self.aligned)}",
+                f"#define NIBBLAS_CONFIG_TENSOR_COPIES {int(self.tensor_copies)}",
                 "namespace nibblas {",
                 "struct Config {",
                 *lines,
@@ -125,7 +174,10 @@ class PortableConfig:
 
     def exported_sizes(self) -> dict[str, int]:
         """Symbols of the compiled kernel and what they must hold."""
-        return {"nibblas_shared_bytes": self.shared_bytes, "nibblas_parameter_bytes": PARAMS_BYTES}
+        return {
+            "nibblas_shared_bytes": self.shared_bytes,
+            "nibblas_parameter_bytes": self.params_bytes,
+        }
 
 
 def round_up(count: int, multiple: int) -> int:
@@ -140,17 +192,22 @@ def target_of(compute_capability: tuple[int, int]) -> str | None:
 def config_for(
     activations: Activations, tokens: int, target: str, *, aligned: bool
 ) -> PortableConfig:
-    """The configuration for blocks of ``tokens`` tokens, sized to the target's shared memory."""
-    two_ctas = target in LARGE_SHARED_TARGETS or target in MEDIUM_SHARED_TARGETS
-    return PortableConfig(
-        activations,
-        tokens,
-        stage_k=256 if tokens <= 16 else 128,
-        stages=4 if target in LARGE_SHARED_TARGETS else 3,
-        ctas_per_sm=2 if two_ctas and tokens <= 16 else 1,  # 64 tokens' sums need the registers
-        aligned=aligned,
-        built_for=target,
-    )
+    """The configuration for blocks of ``tokens`` tokens, sized to the target's shared memory.
+
+    Of at most 16 tokens, two CTAs share a multiprocessor where three stages fit each; 64 tokens'
+    sums need all its registers.
+    """
+    two_or_one = ((2, 256), (2, 128), (1, 256)) if tokens <= 16 else ((1, 256), (1, 128))
+    for ctas_per_sm, stage_k in two_or_one:
+        config = PortableConfig(
+            activations, tokens, stage_k, MAX_STAGES, ctas_per_sm, aligned, built_for=target
+        )
+        budget = SHARED_BYTES[target] // ctas_per_sm - _RESERVED_BYTES
+        for stages in range(MAX_STAGES, MIN_STAGES - 1, -1):
+            sized = replace(config, stages=stages)
+            if sized.shared_bytes <= budget:
+                return sized
+    raise AssertionError(f"{target} holds {MIN_STAGES} stages of every kind")
 
 
 def choose_config(problem: Problem, target: str) -> PortableConfig:

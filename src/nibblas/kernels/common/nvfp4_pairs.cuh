@@ -31,59 +31,78 @@ struct ScalePairs {
   u32 of[2];
 };
 
-// Two E4M3 bytes as fp16 values 2^-8 below theirs, subnormals included; NaN for a NaN byte.
-static __device__ __forceinline__ u32 place_scales(u32 two_bytes) {
+// Two E4M3 bytes as fp16 values times 2^7, exact, subnormals included; NaN for a NaN byte.
+#if __CUDA_ARCH__ >= 890
+static __device__ __forceinline__ u32 scales_to_fp16(u32 two_bytes) {
+  constexpr u32 kTwoTo7 = 0x58005800u;
+  return ptx::mul_f16x2(ptx::cvt_f16x2_e4m3x2(static_cast<u16>(two_bytes)), kTwoTo7);
+}
+#else
+// The bits of a byte, put where fp16 has its own, are a value 2^-8 below.
+static __device__ __forceinline__ u32 scales_to_fp16(u32 two_bytes) {
+  constexpr u32 kTwoTo15 = 0x78007800u;
   const u32 spread = ptx::prmt<0x4140>(two_bytes, 0);
   const u32 magnitude = spread & 0x007F007Fu;
   const u32 nan = (magnitude + 0x00010001u) & 0x00800080u;
-  return magnitude << 7 | (spread & 0x00800080u) << 8 | nan * 0xFC;
+  return ptx::mul_f16x2(magnitude << 7 | (spread & 0x00800080u) << 8 | nan * 0xFC, kTwoTo15);
 }
+#endif
 
 struct Fp16 {
   // scale * 2^7.
   static __device__ __forceinline__ ScalePairs scale_pairs(u32 two_bytes) {
-    constexpr u32 kTwoTo15 = 0x78007800u;
-    const u32 scales = ptx::mul_f16x2(place_scales(two_bytes), kTwoTo15);
-    return {{ptx::prmt<0x1010>(scales, 0), ptx::prmt<0x3232>(scales, 0)}};
+    const u32 scales = scales_to_fp16(two_bytes);
+    return {{ptx::both_halves(static_cast<u16>(scales)),
+             ptx::both_halves(static_cast<u16>(scales >> 16))}};
   }
   static __device__ __forceinline__ u32 multiply(u32 codes, u32 scale) {
     return ptx::mul_f16x2(codes, scale);
   }
-  static constexpr i32 kMagnitudeBit = 9;
+
+  // A code's bits go to one byte as E5M2 has them, sign and two bits of exponent and one of
+  // mantissa: the high byte of its fp16 value times 2^-14. Four codes share a selection of bits;
+  // what else is in their bytes goes when the pairs are cut out.
+  static __device__ __forceinline__ Pairs place_codes(u32 word) {
+    constexpr u32 kSigns = 0x80808080u, kCodeInHighByte = 0x8E008E00u;
+    const u32 even = ptx::select_bits(kSigns, word << 4, word << 1);
+    const u32 odd = ptx::select_bits(kSigns, word, word >> 3);
+    return {{even << 8 & kCodeInHighByte, odd << 8 & kCodeInHighByte, even & kCodeInHighByte,
+             odd & kCodeInHighByte}};
+  }
 };
 
 struct Bf16 {
   // scale * 2^119.
   static __device__ __forceinline__ ScalePairs scale_pairs(u32 two_bytes) {
-    constexpr float kTwoTo127 = 170141183460469231731687303715884105728.0f;
-    const u32 scales = place_scales(two_bytes);
-    const u32 first = ptx::cvt_bf16_f32(ptx::cvt_f32_f16(scales & 0xFFFF) * kTwoTo127);
-    const u32 second = ptx::cvt_bf16_f32(ptx::cvt_f32_f16(scales >> 16) * kTwoTo127);
-    return {{first | first << 16, second | second << 16}};
+    constexpr float kTwoTo112 = 5192296858534827628530496329220096.0f;
+    const u32 scales = scales_to_fp16(two_bytes);
+    return {{ptx::cvt_both_bf16_f32(ptx::cvt_f32_f16(static_cast<u16>(scales)) * kTwoTo112),
+             ptx::cvt_both_bf16_f32(ptx::cvt_f32_f16(static_cast<u16>(scales >> 16)) * kTwoTo112)}};
   }
   static __device__ __forceinline__ u32 multiply(u32 codes, u32 scale) {
     constexpr u32 kNegativeZeros = 0x80008000u;  // x + -0 is x, for -0 too
     return ptx::fma_bf16x2(codes, scale, kNegativeZeros);
   }
-  static constexpr i32 kMagnitudeBit = 6;
+  static __device__ __forceinline__ Pairs place_codes(u32 word) {
+    return {{place<0>(word), place<1>(word), place<2>(word), place<3>(word)}};
+  }
+
+ private:
+  // Codes j and j + 4 of a word: magnitudes from bit 6 on, signs at bit 15.
+  template <i32 j>
+  static __device__ __forceinline__ u32 place(u32 word) {
+    constexpr i32 kMagnitude = 6 - 4 * j, kSign = 15 - (4 * j + 3);
+    const u32 magnitude = kMagnitude >= 0 ? word << (kMagnitude & 31) : word >> (-kMagnitude & 31);
+    return (magnitude & 0x01C001C0u) | (word << kSign & 0x80008000u);
+  }
 };
 
-// Codes j and j + 4 of a word, as two 16-bit floats of the type, a power of two below their value.
-template <class Type, i32 j>
-static __device__ __forceinline__ u32 place_codes(u32 word) {
-  constexpr i32 kMagnitude = Type::kMagnitudeBit - 4 * j;
-  constexpr i32 kSign = 15 - (4 * j + 3);
-  constexpr u32 kMagnitudeMask = 0x00070007u << Type::kMagnitudeBit;
-  const u32 magnitude = kMagnitude >= 0 ? word << (kMagnitude & 31) : word >> (-kMagnitude & 31);
-  return (magnitude & kMagnitudeMask) | (word << kSign & 0x80008000u);
-}
-
+// codes * scale * 2^-kDecodeShift.
 template <class Type>
 static __device__ __forceinline__ Pairs decode_pairs(u32 word, u32 scale_pair) {
-  return {{Type::multiply(place_codes<Type, 0>(word), scale_pair),
-           Type::multiply(place_codes<Type, 1>(word), scale_pair),
-           Type::multiply(place_codes<Type, 2>(word), scale_pair),
-           Type::multiply(place_codes<Type, 3>(word), scale_pair)}};
+  const Pairs codes = Type::place_codes(word);
+  return {{Type::multiply(codes.of[0], scale_pair), Type::multiply(codes.of[1], scale_pair),
+           Type::multiply(codes.of[2], scale_pair), Type::multiply(codes.of[3], scale_pair)}};
 }
 
 // The same order for 8 consecutive 16-bit values in 4 registers.

@@ -1,56 +1,76 @@
-// Where a CTA is in its run of tiles: group, tile of 128 weight rows, block of tokens, stage of K.
+// Where a CTA is in its run of work: group, sets of weight rows, block of tokens, stage of K.
 // The loading side and the computing side each walk the same path with a cursor of their own.
+//
+// A set is the 16 weight rows that a warp takes: rows 4s..4s+3 of each 32-row quarter of 128 rows,
+// exactly those whose blocked scales share 16-byte lines. A visit gives each warp one set of a
+// group, the last ones of a run perhaps none.
 #pragma once
 
-#include "../common/warp_scheduler.cuh"
+#include "../common/block_scheduler.cuh"
 #include "config.h"
 #include "params.cuh"
 
 namespace nibblas::portable {
 
-constexpr i32 kTileRows = 16 * Config::kWarps;
+constexpr i32 kSetRows = 16;
+constexpr i32 kSetsPerAtom = static_cast<i32>(kAtomRows) / kSetRows;
 
-// A tile's weights are read once whatever its tokens: worth about this many tokens' arithmetic.
-constexpr i64 kFixedCost = 32;
+// Sets of a group that hold rows; the last 128 rows may be cut short.
+static __device__ __forceinline__ i64 sets_of(i64 n) {
+  return n / kAtomRows * kSetsPerAtom + min_of(ceil_div(n % kAtomRows, 4), kSetsPerAtom);
+}
 
+// Row within the group of a set's line (0..15).
+static __device__ __forceinline__ i64 set_row(i32 set, i32 line) {
+  return static_cast<i64>(set / kSetsPerAtom) * kAtomRows + set % kSetsPerAtom * 4 + line / 4 * 32 +
+         line % 4;
+}
+
+// A set's weights are decoded once whatever its tokens: worth about 4 MMA tiles of 8 tokens.
 static __device__ __forceinline__ GroupSizes group_sizes(const Params& p) {
-  return {p.offs, p.groups, p.rows, p.max_m, ceil_div(p.n, kTileRows), kFixedCost, 1};
+  return {p.offs, p.groups, p.rows, p.max_m, sets_of(p.n), 4, 8};
 }
 
 class Cursor {
  public:
-  __device__ Cursor(const Params& p, const WarpRun& run)
+  __device__ Cursor(const Params& p, const BlockRun& run)
       : p_(p),
         end_group_(static_cast<i32>(run.tiles.end.group)),
-        end_tile_(static_cast<i32>(run.tiles.end.tile)),
+        end_set_(static_cast<i32>(run.tiles.end.tile)),
         group_(static_cast<i32>(run.tiles.begin.group)),
-        tile_(static_cast<i32>(run.tiles.begin.tile)),
+        set_(static_cast<i32>(run.tiles.begin.tile)),
         row_(run.first.row),
-        padded_rows_(run.first.padded_rows) {
-    if (!done()) tokens_ = group_tokens();
+        padded_rows_(run.first.padded_rows),
+        k_end_(static_cast<i32>(p.k)) {
+    start_group();
   }
 
-  __device__ bool done() const {
-    return group_ > end_group_ || (group_ == end_group_ && tile_ >= end_tile_);
-  }
-  __device__ bool last_of_k() const { return k_ + Config::kStageK >= p_.k; }
+  __device__ bool done() const { return set_ >= limit_; }
+  __device__ bool first_of_k() const { return k_ == 0; }
 
   __device__ void advance() {
     k_ += Config::kStageK;
-    if (k_ < p_.k) return;
+    if (k_ >= k_end_) advance_block();
+  }
+
+  // To the next block of tokens, or else to the next sets.
+  __device__ void advance_block() {
     k_ = 0;
     token_ += Config::kTokens;
     if (token_ < tokens_) return;
     token_ = 0;
-    ++tile_;
-    if (first_row() >= p_.n) next_group();
+    set_ += Config::kWarps;
+    if (set_ >= limit_ && group_ < end_group_) next_group();
   }
 
-  __device__ i64 group() const { return group_; }
-  __device__ i64 first_row() const {
-    return static_cast<i64>(tile_) * kTileRows;
-  }  // of the weights
-  __device__ i64 k() const { return k_; }
+  __device__ i32 group() const { return group_; }
+  // The warp's set of weight rows, if the visit has one for it.
+  __device__ i32 set(i32 warp) const { return set_ + warp; }
+  __device__ bool has_set(i32 warp) const { return set_ + warp < limit_; }
+  __device__ i32 sets() const {
+    return limit_ - set_ < Config::kWarps ? limit_ - set_ : Config::kWarps;
+  }
+  __device__ i32 k() const { return k_; }
   __device__ i64 token_row() const { return row_ + token_; }  // of x and out
   __device__ i32 tokens() const {
     return tokens_ - token_ < Config::kTokens ? tokens_ - token_ : Config::kTokens;
@@ -64,35 +84,42 @@ class Cursor {
   }
 
  private:
-  // Rows of the group at hand, clamped as the scheduler does.
-  __device__ i32 group_tokens() const {
+  // Counts the group's rows, clamped as the scheduler does, and the run's sets in it.
+  __device__ void start_group() {
+    tokens_ = limit_ = 0;
+    if (group_ >= p_.groups) return;
     const i64 entry = p_.offs == nullptr ? p_.rows : p_.offs[group_];
-    if (p_.max_m > 0) return static_cast<i32>(clamp_to(entry, 0, p_.max_m));
-    const GroupRows rows = packed_group_rows(row_, entry, p_.rows);
-    return static_cast<i32>(rows.end - rows.begin);
+    if (p_.max_m > 0) {
+      tokens_ = static_cast<i32>(clamp_to(entry, 0, p_.max_m));
+    } else {
+      const GroupRows rows = packed_group_rows(row_, entry, p_.rows);
+      tokens_ = static_cast<i32>(rows.end - rows.begin);
+    }
+    if (tokens_ > 0) limit_ = group_ == end_group_ ? end_set_ : static_cast<i32>(sets_of(p_.n));
   }
 
   __device__ void next_group() {
-    tile_ = 0;
     do {
       padded_rows_ += padded_rows(tokens_);
       row_ += p_.max_m > 0 ? p_.max_m : tokens_;
       ++group_;
-      if (done() || group_ >= p_.groups) return;
-      tokens_ = group_tokens();
-    } while (tokens_ == 0);
+      set_ = 0;
+      start_group();
+    } while (limit_ == 0 && group_ < end_group_);
   }
 
-  // Groups, tiles, a group's tokens and K fit 32 bits, as offs does; rows and bytes do not.
+  // Groups, sets, a group's tokens and K fit 32 bits, as offs does; rows and bytes do not.
   const Params& p_;
   i32 end_group_;
-  i32 end_tile_;
+  i32 end_set_;
   i32 group_;
-  i32 tile_;
+  i32 set_;
+  i32 limit_ = 0;    // of sets, in this group
   i64 row_;          // first row of the group
   i64 padded_rows_;  // of the groups before it
   i32 tokens_ = 0;   // rows of the group
   i32 token_ = 0;
+  i32 k_end_;
   i32 k_ = 0;
 };
 

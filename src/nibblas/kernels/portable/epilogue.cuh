@@ -20,66 +20,78 @@ static __device__ __forceinline__ float load_element(const void* from, ElementTy
   }
 }
 
-static __device__ __forceinline__ void store_element(void* to, ElementType type, i64 i, float y) {
+static __device__ __forceinline__ void store_element(u8* to, ElementType type, float y) {
   switch (type) {
     case ElementType::kBf16:
-      static_cast<u16*>(to)[i] = ptx::cvt_bf16_f32(y);
+      *reinterpret_cast<u16*>(to) = ptx::cvt_bf16_f32(y);
       return;
     case ElementType::kFp16:
-      static_cast<u16*>(to)[i] = ptx::cvt_f16_f32(y);
+      *reinterpret_cast<u16*>(to) = ptx::cvt_f16_f32(y);
       return;
     default:
-      static_cast<float*>(to)[i] = y;
+      *reinterpret_cast<float*>(to) = y;
   }
 }
 
-// What one output column is multiplied by and added to.
-struct Column {
-  float scale;
-  float bias;
+// What a lane's two output columns (fragment rows g and g + 8) are multiplied by and added to, as
+// it lies in memory: loaded before the last stage is multiplied, so that nobody waits for it.
+struct Factors {
+  float x_global = 1;
+  float alpha = 1;
+  float w_global[2] = {1, 1};
+  float bias[2] = {};
 };
 
-static __device__ Column load_column(const Params& p, i64 group, i64 n) {
-  Column column{1.0f, 0.0f};
-  if (p.w_global != nullptr) {
-    column.scale = p.w_global[group * p.w_global_group_stride];
-    if (p.w_global_segment_stride != 0) {
-      column.scale = p.w_global[group * p.w_global_group_stride +
-                                n / p.segment_columns * p.w_global_segment_stride];
-    }
-  }
-  if (p.x_global != nullptr) column.scale *= p.x_global[group * p.x_global_stride];
-  if (p.alpha != nullptr) column.scale *= p.alpha[group];
-  if (p.bias != nullptr) {
-    column.bias = load_element(p.bias, p.bias_type, group * p.bias_group_stride + n);
-  }
-  return column;
-}
-
-// Writes the two tokens of one fragment row that exist.
-static __device__ void store_pair(const Params& p, const Cursor& at, const Column& column, i64 n,
-                                  i32 token, const float* sums) {
-  for (i32 i = 0; i < 2 && token + i < at.tokens(); ++i) {
-    const i64 row = at.token_row() + token + i;
-    float y = sums[i] * kSumScale * column.scale;
-    if (p.row_scale != nullptr) y *= p.row_scale[row];
-    if (p.bias != nullptr) y = __fadd_rn(y, column.bias);
-    store_element(p.out, p.out_type, row * p.out_row_stride + n * p.out_column_stride, y);
-  }
-}
-
-static __device__ void write_tile(const Params& p, const Cursor& at, const Sums& sums) {
+// Column of the output, which is the row of the weights, of a lane's fragment row g (+ 8).
+static __device__ __forceinline__ i64 column_of(const Cursor& at, i32 half) {
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
-  const i32 g = static_cast<i32>(threadIdx.x) % kWarpLanes / 4,
-            t = static_cast<i32>(threadIdx.x) % 4;
+  const i32 g = static_cast<i32>(threadIdx.x) % kWarpLanes / 4;
+  return set_row(at.set(warp), fragment_line(g) + 8 * half);
+}
+
+static __device__ __forceinline__ Factors load_factors(const Params& p, const Cursor& at) {
+  Factors factors;
+  if (p.x_global != nullptr) factors.x_global = p.x_global[at.group() * p.x_global_stride];
+  if (p.alpha != nullptr) factors.alpha = p.alpha[at.group()];
 #pragma unroll
   for (i32 half = 0; half < 2; ++half) {
-    const i64 n = at.first_row() + tile_row(warp, g + 8 * half);
-    if (n >= p.n) continue;
-    const Column column = load_column(p, at.group(), n);
+    const i64 n = min_of(column_of(at, half), p.n - 1);
+    if (p.w_global != nullptr) {
+      const float* globals = p.w_global + at.group() * p.w_global_group_stride;
+      if (p.w_global_segment_stride != 0) {
+        globals += n / p.segment_columns * p.w_global_segment_stride;
+      }
+      factors.w_global[half] = *globals;
+    }
+    if (p.bias != nullptr) {
+      factors.bias[half] = load_element(p.bias, p.bias_type, at.group() * p.bias_group_stride + n);
+    }
+  }
+  return factors;
+}
+
+template <i32 kTiles>
+static __device__ __forceinline__ void write_sums(const Params& p, const Cursor& at,
+                                                  const Factors& factors,
+                                                  const Sums<kTiles>& sums) {
+  const i32 first = static_cast<i32>(threadIdx.x) % 4 * 2;  // token of a tile
+  const i64 element_bytes = p.out_type == ElementType::kFp32 ? 4 : 2;
+  const i64 row_bytes = p.out_row_stride * element_bytes;
+  u8* rows = static_cast<u8*>(p.out) + (at.token_row() + first) * row_bytes;
 #pragma unroll
-    for (i32 tile = 0; tile < kTokenTiles; ++tile) {
-      store_pair(p, at, column, n, 8 * tile + 2 * t, sums.of[tile] + 2 * half);
+  for (i32 half = 0; half < 2; ++half) {
+    const i64 n = column_of(at, half);
+    if (n >= p.n) continue;
+    const float scale = factors.w_global[half] * factors.x_global * factors.alpha;
+    u8* column = rows + n * p.out_column_stride * element_bytes;
+#pragma unroll
+    for (i32 i = 0; i < 2 * kTiles; ++i) {
+      const i32 token = i / 2 * 8 + i % 2;
+      if (first + token >= at.tokens()) continue;
+      float y = sums.of[i / 2][2 * half + i % 2] * kSumScale * scale;
+      if (p.row_scale != nullptr) y *= p.row_scale[at.token_row() + first + token];
+      if (p.bias != nullptr) y = __fadd_rn(y, factors.bias[half]);
+      store_element(column + token * row_bytes, p.out_type, y);
     }
   }
 }

@@ -1,77 +1,153 @@
 // NVFP4 grouped GEMM for every NVIDIA GPU since Ampere: the few-tokens and fall-back kernel.
 //
-//   persistent CTAs, each a run of (group, 128 weight rows) found from offs by itself
+//   persistent CTAs, each a run of (group, sets of 16 weight rows) found from offs by itself
 //
-//   global --cp.async--> ring of kStages stages --ld.shared--> codes, tokens
-//      ^                          |                              | decode in registers
-//      |     refill the stage     |                              v
-//      +------ read before -------+                 mma.sync m16n8k16, fp32 sums --> epilogue
+//   weights warp   global --cp.async or TMA--> ring of       --> 8 multiplying warps, a set each:
+//   token warps    global --> prepared -->      kStages stages   decode in registers, mma.sync
+//                    ^                                           m16n8k16, fp32 sums, epilogue
+//                    |   empty[slot]: 8 arrivals per stage          |
+//                    +----------------------------------------------+
+//                        full[slot]: kFullArrivals (ring.cuh) and TMA's bytes
 //
-//   one __syncthreads per stage: it publishes the stage that has arrived and frees the one before.
-//   The loading cursor runs kStages - 1 stages ahead, across tiles, groups and token blocks.
+//   Every role walks the same path of stages with a cursor of its own, across sets, groups and
+//   blocks of tokens, so that the loading warps run up to kStages stages ahead.
 //
 // Accumulation: a row's sum over K is one chain of MMAs in an order that depends on K alone, so a
 // token's result does not depend on its group's size, on other groups, or on the grid.
 #include "epilogue.cuh"
-#include "load_aligned.cuh"
-#include "load_any.cuh"
+#include "ring.cuh"
+#include "weights_aligned.cuh"
+#include "weights_any.cuh"
+#include "weights_tensor.cuh"
 
 namespace nibblas::portable {
 
 static_assert(Config::kStages >= 2, "a stage is filled while another is read");
-static_assert(sizeof(Stage) * Config::kStages == Config::kSharedBytes,
-              "the host's shared-memory map differs from the kernel's");
+static_assert(sizeof(Ring) == Config::kSharedBytes, "the host's shared-memory map differs");
+static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches another block");
 
-static __device__ __forceinline__ void load_stage(AlignedLoader& loader, const Cursor& at,
-                                                  Stage& stage) {
-  loader.load(at, ptx::shared_address(&stage));
+#if NIBBLAS_CONFIG_TENSOR_COPIES
+static __device__ void load_weights(const Params& p, const BlockRun& run, Ring& ring) {
+  const TensorWeights weights(p);
+  RingPlace place(ring);
+  for (Cursor at(p, run); !at.done(); at.advance(), place.advance()) {
+    place.wait_until_empty();
+    weights.load(at, place.stage(), place.full());
+  }
 }
-
-static __device__ __forceinline__ void load_stage(AnyLoader& loader, const Cursor& at,
-                                                  Stage& stage) {
-  loader.load(at, stage);
-}
-
-#if NIBBLAS_CONFIG_ALIGNED
-using Loader = AlignedLoader;
 #else
-using Loader = AnyLoader;
+#if NIBBLAS_CONFIG_ALIGNED
+using Weights = AlignedWeights;
+#else
+using Weights = AnyWeights;
 #endif
 
-static __device__ __forceinline__ i32 next_slot(i32 slot) {
-  return slot + 1 == Config::kStages ? 0 : slot + 1;
+static __device__ void load_weights(const Params& p, const BlockRun& run, Ring& ring) {
+  Weights weights(p);
+  RingPlace place(ring);
+  for (Cursor at(p, run); !at.done(); at.advance(), place.advance()) {
+    place.wait_until_empty();
+    weights.load(at, place.stage());
+    if constexpr (!Config::kAligned) ptx::mbarrier_arrive(place.full());  // for ordinary stores
+    ptx::cp_async_mbarrier_arrive(place.full());
+  }
+  ptx::cp_async_wait_all();
+}
+#endif
+
+static __device__ void load_tokens(const Params& p, const BlockRun& run, Ring& ring) {
+  Tokens tokens(p, run, static_cast<i32>(threadIdx.x) / kWarpLanes - kFirstTokenWarp);
+  RingPlace place(ring);
+  const auto prepare = [&](const RawBatch& raw) {
+    if (raw.batch == 0) place.wait_until_empty();
+    tokens.prepare(raw, place.stage());
+    if (!raw.is_last) return;
+    place.publish();
+    place.advance();
+  };
+  RawBatch even, odd;
+  tokens.read_next(even);
+  tokens.read_next(odd);
+  while (even.batch >= 0) {
+    prepare(even);
+    tokens.read_next(even);
+    if (odd.batch < 0) return;
+    prepare(odd);
+    tokens.read_next(odd);
+  }
 }
 
-static __device__ void run(const Params& p, Stage* ring) {
-  const WarpRun work = warp_find_run(group_sizes(p), blockIdx.x, gridDim.x);
-  Cursor loading(p, work), computing(p, work);
-  Loader loader(p);
-  const Multiplier multiplier(p);
+// One set of weight rows with one block of tokens, over all of K.
+template <i32 kTiles>
+static __device__ __forceinline__ void multiply_block(const Params& p, const Cursor& at,
+                                                      const Multiplier& multiplier,
+                                                      RingPlace& place) {
+  const i32 k_end = static_cast<i32>(p.k);
+  Sums<kTiles> sums{};
+  Factors factors;
+#pragma unroll 1
+  for (i32 k = 0; k < k_end; k += Config::kStageK, place.advance()) {
+    if (k + Config::kStageK >= k_end) factors = load_factors(p, at);
+    place.wait_until_full();
+    multiplier.add<kTiles>(place.stage(), sums);
+    place.release();
+  }
+  write_sums<kTiles>(p, at, factors, sums);
+}
 
-  Sums sums{};
-  i32 read = 0, write = 0;
-  for (i32 unfilled = Config::kStages - 1; !computing.done();) {
-    if (unfilled == 0) {
-      ptx::cp_async_wait_group<Config::kStages - 2>();
-      __syncthreads();
+// For a warp without a set.
+static __device__ __forceinline__ void skip_block(const Params& p, RingPlace& place) {
+  for (i32 k = 0; k < p.k; k += Config::kStageK, place.advance()) {
+    place.wait_until_full();
+    place.release();
+  }
+}
+
+// Token tiles are taken in powers of two, so that each count is straight-line code.
+static __device__ void multiply(const Params& p, const BlockRun& run, Ring& ring) {
+  constexpr i32 kTokenTiles = Config::kTokens / 8;
+  const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
+  const Multiplier multiplier(p);
+  RingPlace place(ring);
+  for (Cursor at(p, run); !at.done(); at.advance_block()) {
+    const i32 tokens = at.tokens();
+    if (!at.has_set(warp)) {
+      skip_block(p, place);
+    } else if (kTokenTiles <= 2 && tokens <= 8) {
+      multiply_block<1>(p, at, multiplier, place);
+    } else if (kTokenTiles == 2 || tokens <= 16) {
+      multiply_block<2>(p, at, multiplier, place);
+    } else if (tokens <= 32) {
+      multiply_block<4>(p, at, multiplier, place);
+    } else {
+      multiply_block<kTokenTiles>(p, at, multiplier, place);
     }
-    if (!loading.done()) {
-      load_stage(loader, loading, ring[write]);
-      loading.advance();
-    }
-    ptx::cp_async_commit_group();
-    write = next_slot(write);
-    if (unfilled > 0) {
-      --unfilled;
-      continue;
-    }
-    multiplier.multiply(computing, ring[read], sums);
-    if (computing.last_of_k()) {
-      write_tile(p, computing, sums);
-      sums = {};
-    }
-    computing.advance();
-    read = next_slot(read);
+  }
+}
+
+static __device__ __forceinline__ BlockRun find_run(const Params& p, Ring& ring) {
+  using Scratch = BlockScratch<kAllWarps>;
+  static_assert(sizeof(Scratch) <= sizeof(ring.stages), "the stages lend their memory");
+  if (threadIdx.x == 0) init_ring(ring);
+  const BlockRun run = block_find_run(group_sizes(p), blockIdx.x, gridDim.x,
+                                      *reinterpret_cast<Scratch*>(ring.stages));
+  if constexpr (Config::kTensorCopies) {
+    ptx::fence_mbarrier_init();
+    ptx::fence_proxy_async();  // the scratch was written by ordinary stores
+  }
+  __syncthreads();
+  return run;
+}
+
+static __device__ __forceinline__ void run(const Params& p, Ring& ring) {
+  const BlockRun work = find_run(p, ring);
+  const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
+  if (warp < kMultiplyWarps) {
+    multiply(p, work, ring);
+  } else if (warp == kWeightWarp) {
+    load_weights(p, work, ring);
+  } else {
+    load_tokens(p, work, ring);
   }
 }
 
@@ -83,9 +159,9 @@ extern "C" {
 __constant__ nibblas::u64 nibblas_shared_bytes = nibblas::Config::kSharedBytes;
 __constant__ nibblas::u64 nibblas_parameter_bytes = sizeof(nibblas::portable::Params);
 
-__global__ void __launch_bounds__(nibblas::portable::kThreads, nibblas::Config::kCtasPerSm)
+__global__ void __launch_bounds__(nibblas::Config::kThreads, nibblas::Config::kCtasPerSm)
     nibblas_portable_grouped_mm(const __grid_constant__ nibblas::portable::Params params) {
-  extern __shared__ __align__(16) nibblas::u8 shared[];
-  nibblas::portable::run(params, reinterpret_cast<nibblas::portable::Stage*>(shared));
+  extern __shared__ __align__(1024) nibblas::u8 shared[];
+  nibblas::portable::run(params, *reinterpret_cast<nibblas::portable::Ring*>(shared));
 }
 }

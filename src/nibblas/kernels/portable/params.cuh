@@ -1,7 +1,8 @@
 // The kernel's one parameter, and the sizes that the host compares with its own.
 #pragma once
 
-#include "../common/types.h"
+#include "../common/ptx/tensor_copy.cuh"
+#include "config.h"
 
 namespace nibblas::portable {
 
@@ -55,6 +56,14 @@ struct Params {
   i64 out_column_stride;
   ElementType bias_type;
   ElementType out_type;
+
+#if NIBBLAS_CONFIG_TENSOR_COPIES
+  // [groups][N / 32][32][K / 2] codes: boxes of [1][4][4][128]
+  ptx::TensorMap w_map;
+  // [groups][N / 32][32][K / 16] linear scales: boxes of [1][4][4][16]; or
+  // [groups][row atoms][k atoms][512] blocked ones: boxes of [1][1][4][64]
+  ptx::TensorMap w_scales_map;
+#endif
 };
 
 }  // namespace nibblas::portable

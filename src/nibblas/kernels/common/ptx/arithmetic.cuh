@@ -30,6 +30,30 @@ static __device__ __forceinline__ u32 prmt(u32 a, u32 b) {
   return d;
 }
 
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#logic-and-shift-instructions-lop3
+// Bits of `a` where `mask` has ones, of `b` elsewhere, as one instruction whatever surrounds it.
+static __device__ __forceinline__ u32 select_bits(u32 mask, u32 a, u32 b) {
+  u32 d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(d) : "r"(mask), "r"(a), "r"(b));
+  return d;
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-mov
+// Both halves of a register equal: an operand that packed arithmetic can take without a copy.
+static __device__ __forceinline__ u32 both_halves(u16 h) {
+  u32 d;
+  asm("mov.b32 %0, {%1, %1};" : "=r"(d) : "h"(h));
+  return d;
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvt
+// Two E4M3 bytes, exactly; sm_89 and newer. NaN gives NaN.
+static __device__ __forceinline__ u32 cvt_f16x2_e4m3x2(u16 two_bytes) {
+  u32 d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(two_bytes));
+  return d;
+}
+
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvt
 static __device__ __forceinline__ float cvt_f32_f16(u16 h) {
   float f;
@@ -49,6 +73,13 @@ static __device__ __forceinline__ u16 cvt_bf16_f32(float f) {
   u16 h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
   return h;
+}
+
+// The same into both halves of a register.
+static __device__ __forceinline__ u32 cvt_both_bf16_f32(float f) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %1;" : "=r"(d) : "f"(f));
+  return d;
 }
 
 }  // namespace nibblas::ptx

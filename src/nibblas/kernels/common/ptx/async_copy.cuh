@@ -8,10 +8,33 @@
 namespace nibblas::ptx {
 
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async
+// Copies 16 bytes past L1.
+static __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// The same under a predicate, with no branch.
+static __device__ __forceinline__ void cp_async_16_if(bool condition, u32 to, const void* from) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(
+          to),
+      "l"(from), "r"(static_cast<u32>(condition))
+      : "memory");
+}
+
 // Copies 16 bytes past L1; bytes from `valid` on are zero and are not read.
 static __device__ __forceinline__ void cp_async_16(u32 to, const void* from, u32 valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid)
                : "memory");
+}
+
+// Copies 8 bytes through L1 under a predicate, with no branch.
+static __device__ __forceinline__ void cp_async_8_if(bool condition, u32 to, const void* from) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 8; }" ::"r"(
+          to),
+      "l"(from), "r"(static_cast<u32>(condition))
+      : "memory");
 }
 
 // Copies 8 bytes through L1, or writes zeros when `valid` is 0.
@@ -37,6 +60,12 @@ static __device__ __forceinline__ void cp_async_commit_group() {
 template <u32 kPending>
 static __device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-wait-all
+// Waits for all of the thread's copies.
+static __device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 }  // namespace nibblas::ptx

@@ -1,0 +1,78 @@
+// Loads weights through TMA, sm_90 and newer: aligned problems whose N is a multiple of 32. The
+// warp runs together, one lane of it starts two copies per set; they arrive by themselves.
+#pragma once
+
+#include "../common/ptx/address.cuh"
+#include "../common/ptx/tensor_copy.cuh"
+#include "stage.cuh"
+
+namespace nibblas::portable {
+
+#if NIBBLAS_CONFIG_TENSOR_COPIES
+
+class TensorWeights {
+ public:
+  __device__ explicit TensorWeights(const Params& p)
+      : p_(p), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {
+    ptx::prefetch_tensormap(p.w_map);
+    ptx::prefetch_tensormap(p.w_scales_map);
+  }
+
+  // Also makes the one arrival at `full`.
+  __device__ __forceinline__ void load(const Cursor& at, const Stage& stage, u32 full) const {
+    static_assert(kRowChunks * kChunkBytes == 128, "a line is the span of the 128-byte swizzle");
+    const bool leader = ptx::elect_sync();
+    if (leader) ptx::mbarrier_arrive_expect_tx(full, at.sets() * (kCodesBytes + kScalesBytes));
+    __syncwarp();
+    if (blocked_) {
+      load_sets<true>(leader, at, stage, full);
+    } else {
+      load_sets<false>(leader, at, stage, full);
+    }
+  }
+
+ private:
+  static constexpr i32 kCodesBytes = sizeof(Stage::weights[0]);
+  static constexpr i32 kScalesBytes = sizeof(Stage::weight_scales[0]);
+
+  template <bool kBlocked>
+  __device__ __forceinline__ void load_sets(bool leader, const Cursor& at, const Stage& stage,
+                                            u32 full) const {
+    const i32 k = uniform(at.k()), group = uniform(at.group());
+    const i32 begin = uniform(at.set(0));
+    i32 atom = begin / kSetsPerAtom, in_atom = begin % kSetsPerAtom;
+    const u32 barrier = uniform(full);
+    u32 codes = uniform(ptx::shared_address(stage.weights));
+    u32 scales = uniform(ptx::shared_address(stage.weight_scales));
+#pragma unroll 1
+    for (i32 left = uniform(at.sets()); left > 0; --left) {
+      ptx::cp_async_bulk_tensor_4d_if(leader, codes, p_.w_map, k / 2, 4 * in_atom, 4 * atom, group,
+                                      barrier);
+      if constexpr (kBlocked) {
+        ptx::cp_async_bulk_tensor_4d_if(leader, scales, p_.w_scales_map, 64 * in_atom, k / 64, atom,
+                                        group, barrier);
+      } else {
+        ptx::cp_async_bulk_tensor_4d_if(leader, scales, p_.w_scales_map, k / 16, 4 * in_atom,
+                                        4 * atom, group, barrier);
+      }
+      codes += kCodesBytes;
+      scales += kScalesBytes;
+      if (++in_atom == kSetsPerAtom) {
+        in_atom = 0;
+        ++atom;
+      }
+    }
+  }
+
+  // The same value in every lane, which the compiler then knows.
+  static __device__ __forceinline__ i32 uniform(i32 value) {
+    return __shfl_sync(kAllLanes, value, 0);
+  }
+
+  const Params& p_;
+  bool blocked_;
+};
+
+#endif
+
+}  // namespace nibblas::portable
