@@ -67,7 +67,9 @@ def test_narrowing_rounds_once(to: str, origin: str, mode: str) -> None:
     canonical = 0x7FFF if width == 2 else 0x7FFFFFFF
     results = floats_of(to, found)
     for x, got, bits in zip(floats_of(origin, source), results, found, strict=True):
-        if math.isnan(x):
+        if math.isnan(x) and (to, origin) == ("f32", "f64"):
+            assert math.isnan(got)  # keeps its payload
+        elif math.isnan(x):
             assert bits == canonical
         elif math.isinf(x):
             assert got == x
@@ -86,7 +88,9 @@ def test_widening_is_exact(to: str, origin: str) -> None:
         source = np.arange(65536, dtype=np.uint16)[::7]
     found = execute(f"cvt.{to}.{origin} %d, %a0;", source, result=DTYPES[to])
     values = floats_of(origin, source)
-    assert np.array_equal(found.astype(np.float64), values, equal_nan=True)
+    with np.errstate(invalid="ignore"):
+        wide = found.astype(np.float64)
+    assert np.array_equal(wide, values, equal_nan=True)
     assert (np.signbit(found) == np.signbit(values))[~np.isnan(values)].all()
 
 
@@ -185,9 +189,10 @@ def test_pairs_put_the_first_operand_into_the_upper_half(kind: str, mode: str) -
 def test_tf32(mode: str) -> None:
     source = inputs("f32")
     found = execute(f"cvt.{mode}.tf32.f32 %d, %a0;", source)
-    for x, bits in zip(source.view(np.float32).tolist(), found.tolist(), strict=True):
-        if math.isnan(x):
-            assert bits == 0x7FFFFFFF
+    rows = zip(source.tolist(), source.view(np.float32).tolist(), found.tolist(), strict=True)
+    for given, x, bits in rows:
+        if math.isnan(x):  # .rna cuts it, as an H200 does
+            assert bits == (given & 0xFFFFE000 if mode == "rna" else 0x7FFFFFFF)
         else:
             got = float(np.uint32(bits).view(np.float32))
             assert bits & 0x1FFF == 0

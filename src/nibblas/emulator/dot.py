@@ -12,7 +12,7 @@ arXiv:2511.10909, for the numbers below; the one for .f16 and .bf16 on sm_90 mea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -38,11 +38,15 @@ class Accumulation:
     Attributes:
         fraction_bits: below the largest exponent. terms: products of a step.
         kept_bits: fraction bits of a float32 result.
+        widened: mma.sync of 8-bit floats on sm_90, which becomes two of .f16: the first takes
+            elements 0 and 1 of every four, both begin at zero, and C is added last, rounded to
+            nearest (found by comparison with an H200).
     """
 
     fraction_bits: int
     terms: int
     kept_bits: int = 23
+    widened: bool = False
 
 
 def accumulation(arch: str, kind: str, *, wgmma: bool = False) -> Accumulation:
@@ -51,6 +55,8 @@ def accumulation(arch: str, kind: str, *, wgmma: bool = False) -> Accumulation:
     terms = STEP_BYTES[arch] // size
     if size == 1 and (arch == "sm_89" or (arch == "sm_90" and wgmma)):
         return Accumulation(NARROW_FRACTION_BITS, terms, NARROW_FRACTION_BITS)
+    if size == 1 and arch == "sm_90":
+        return Accumulation(FRACTION_BITS[arch], terms // 2, widened=True)
     return Accumulation(FRACTION_BITS[arch], terms)
 
 
@@ -94,6 +100,8 @@ def multiply_add(a: Array, b: Array, c: Array, model: Accumulation, *, half: boo
     Returns:
         [N, M] of c's type.
     """
+    if model.widened:
+        return _widened_multiply_add(a, b, c, replace(model, widened=False), half)
     k, m = a.shape[1:]
     n = b.shape[2]
     a4, b4 = a.reshape(2, k, 1, m), b.reshape(2, k, n, 1)
@@ -104,6 +112,15 @@ def multiply_add(a: Array, b: Array, c: Array, model: Accumulation, *, half: boo
         d = _step(products, powers, d, model, half)
     result: Array = d.reshape(n, m)
     return result
+
+
+def _widened_multiply_add(a: Array, b: Array, c: Array, model: Accumulation, half: bool) -> Array:
+    first = np.arange(a.shape[1]) % 4 < 2
+    order = np.concatenate([np.flatnonzero(first), np.flatnonzero(~first)])
+    zero = np.zeros(c.shape, np.float32)
+    products = multiply_add(a[:, order], b[:, order], zero, model)
+    total = products + c.astype(np.float32)
+    return _nearest_half(total) if half else canonical_single(total)
 
 
 def _step(products: Array, powers: Array, c: Array, model: Accumulation, half: bool) -> Array:

@@ -147,6 +147,32 @@ def canonical_single(value: Array) -> Array:
     return np.where(nans, NAN_32, value.view(np.uint32)).view(np.float32)
 
 
+_QUIET = np.uint64(1 << 51)
+
+
+def nan_double(function: Callable[..., Array]) -> Callable[..., Array]:
+    """A float64 function of two numbers; of two NaNs the second one is taken, made quiet."""
+
+    def operate(a: Array, b: Array) -> Array:
+        result = function(a, b)
+        both = (a != a) & (b != b)
+        if both.tobytes() == _NO_NANS:
+            return result
+        return np.where(both, b.view(np.uint64) | _QUIET, result.view(np.uint64)).view(np.float64)
+
+    return operate
+
+
+def sign_double(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """abs or neg of float64; a NaN becomes quiet and positive."""
+
+    def operate(a: Array) -> Array:
+        nan = (a.view(np.uint64) | _QUIET) & np.uint64((1 << 63) - 1)
+        return np.where(a != a, nan, function(a).view(np.uint64)).view(np.float64)
+
+    return operate
+
+
 def flush_single(value: Array) -> Array:
     """Subnormal numbers become zeros of their sign."""
     tiny = np.abs(value) < _SMALLEST_NORMAL

@@ -183,4 +183,4 @@ def tf32_of(value: Array, mode: str, *, saturate: bool) -> Array:
     if saturate:
         most = float.fromhex("0x1.ffcp127")
         rounded = np.clip(rounded, -most, most)
-    return rounded.astype(np.float32)
+    return np.copysign(rounded, value).astype(np.float32)

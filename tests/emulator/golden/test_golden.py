@@ -49,11 +49,7 @@ NOT_MODELLED = frozenset(
 OPEN_NANS = frozenset({"div.rn.f64"})
 
 #: Cases that differ, and why.
-DIFFERENT = {
-    "atomics_global": "atom.add.f64 of a signalling NaN: the H200 leaves it signalling in memory",
-    "mma_m16n8k32_f32_e4m3_e4m3_f32": "FP8 sums of mma.sync are cut otherwise than modelled",
-    "mma_m16n8k32_f32_e5m2_e4m3_f32": "FP8 sums of mma.sync are cut otherwise than modelled",
-}
+DIFFERENT: dict[str, str] = {}
 
 
 @cache

@@ -62,7 +62,7 @@ def div(build: Build) -> Step:
             return quotient
         huge = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
         zero = np.copysign(np.float32(0), a) * np.sign(b)
-        return np.where(huge, np.where(np.isinf(a), np.float32(np.nan), zero), quotient)
+        return np.where(huge, np.where(np.isfinite(a), zero, np.float32(np.nan)), quotient)
 
     return compute(build, finished(build, divide), "f32", "f32", "f32")
 

@@ -93,7 +93,20 @@ def _update(operation: str, kind: str) -> _Update:
         return lambda old, b: floats.canonical_single(
             old.view(np.float32) + b.view(np.float32)
         ).view(bits)
+    if kind == "f64":
+        return _add_double_in_shared
     return lambda *operands: function(*[o.view(dtype) for o in operands]).view(bits)
+
+
+def _add_double_in_shared(old: Array, b: Array) -> Array:
+    add = floats.nan_double(np.add)
+    return add(old.view(np.float64), b.view(np.float64)).view(np.uint64)
+
+
+def _add_double(old: Array, b: Array) -> Array:
+    """A NaN operand is the result as it is, not made quiet (as on an H200)."""
+    x, y = old.view(np.float64), b.view(np.float64)
+    return np.where(y != y, b, np.where(x != x, old, (x + y).view(np.uint64)))
 
 
 def _on_halves(operation: str, kind: str) -> _Update:
@@ -147,7 +160,8 @@ def _step(build: Build, *, returns: bool) -> Step:
     count = 2 if kind == "b128" else len(groups[0])
     path = Path(space, 8 if kind == "b128" else TYPE_BYTES[kind], count)
     update = _update(operation, kind)
-    apply = _applied(update, space if kind == "f32" else "")
+    in_global = {"f32": _flushed(update), "f64": _add_double}.get(kind, update)
+    apply = _applied(update, in_global, space if in_global is not update else "")
     key, size = f"atomic {space.split(':')[0]}", path.size
     scalar = count == 1 or kind == "b128"
     polls = operation == "cas"
@@ -205,23 +219,19 @@ def _rounds(where: Array) -> list[Array]:
     return [np.array(positions) for positions in rounds]
 
 
-def _applied(update: _Update, space: str) -> Callable[..., Array]:
-    """(addresses, old, ...) -> new. ``space``: of an .f32 operation, else empty."""
-    if space == "global":
-        flushed = _flushed(update)
-        return lambda where, *operands: flushed(*operands)
+def _applied(in_shared: _Update, in_global: _Update, space: str) -> Callable[..., Array]:
+    """(addresses, old, ...) -> new. ``space``: empty where both are the same."""
     if space == "generic":
-        return _by_window(update)
+        return _by_window(in_shared, in_global)
+    update = in_global if space == "global" else in_shared
     return lambda where, *operands: update(*operands)
 
 
-def _by_window(update: _Update) -> Callable[..., Array]:
-    flushed = _flushed(update)
-
+def _by_window(in_shared: _Update, in_global: _Update) -> Callable[..., Array]:
     def apply(where: Array, *operands: Array) -> Array:
-        in_shared = (where >= SHARED_WINDOW) & (where < SHARED_WINDOW + WINDOW_BYTES)
-        in_shared = in_shared if operands[0].ndim == 1 else in_shared[:, None]
-        return np.where(in_shared, update(*operands), flushed(*operands))
+        shared = (where >= SHARED_WINDOW) & (where < SHARED_WINDOW + WINDOW_BYTES)
+        shared = shared if operands[0].ndim == 1 else shared[:, None]
+        return np.where(shared, in_shared(*operands), in_global(*operands))
 
     return apply
 

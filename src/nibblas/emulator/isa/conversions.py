@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nibblas.emulator.isa.build import DTYPES, Build, bits_dtype, compute_slots
+from nibblas.emulator.isa.build import DTYPES, Build, bits_dtype, compute, compute_slots
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.memory import Array
 from nibblas.emulator.ptx.model import TYPE_BYTES
@@ -48,3 +48,32 @@ def cvt_integers(build: Build) -> Step:
         [source],
         [f"b{8 * TYPE_BYTES[origin]}" if held == narrow else f"b{8 * held.itemsize}"],
     )
+
+
+@conversions.instruction(
+    "cvt pack sat to:u16|s16 s32",
+    "cvt pack sat to:u8|s8|u4|s4|u2|s2 s32 b32",
+    section="cvt.pack",
+    anchor="data-movement-and-conversion-instructions-cvt-pack",
+)
+def cvt_pack(build: Build) -> Step:
+    """``d, a, b[, c]``: b at the bottom, a above it, what fits of c above that."""
+    to = build.get("to")
+    bits = int(to[1:])
+    low, high = (0, (1 << bits) - 1) if to[0] == "u" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+
+    def field(value: Array) -> Array:
+        cut: Array = np.clip(value, low, high).view(np.uint32) & np.uint32((1 << bits) - 1)
+        return cut
+
+    def pack(a: Array, b: Array) -> Array:
+        joined: Array = field(b) | field(a) << np.uint32(bits)
+        return joined
+
+    def pack_onto(a: Array, b: Array, c: Array) -> Array:
+        joined: Array = pack(a, b) | c << np.uint32(2 * bits)
+        return joined
+
+    if bits == 16:
+        return compute(build, pack, "b32", "s32", "s32")
+    return compute(build, pack_onto, "b32", "s32", "s32", "b32")

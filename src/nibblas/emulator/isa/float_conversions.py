@@ -155,8 +155,19 @@ def between_floats(build: Build) -> Step:
     return _lanes(build, convert)
 
 
+def _f32_of_f64(mode: str) -> Function:
+    """A NaN keeps the upper part of its payload, and becomes quiet."""
+    return lambda bits: floats.to_single(bits.view(np.float64), mode).view(np.uint32)
+
+
 def _fast(to: str, origin: str, rounding: str) -> Function | None:
     """Conversions that numpy does in one step."""
+    if (to, origin) == ("f32", "f64"):
+        return _f32_of_f64(rounding)
+    if (to, origin) == ("f32", "bf16"):
+        return lambda bits: bits.astype(np.uint32) << np.uint32(16)
+    if (to, origin) == ("f64", "f16"):
+        return _f64_of_f16
     if (to, origin) == ("f32", "f16"):
         return lambda bits: floats.canonical_single(bits.view(np.float16).astype(np.float32)).view(
             np.uint32
@@ -166,6 +177,12 @@ def _fast(to: str, origin: str, rounding: str) -> Function | None:
     if (to, origin, rounding) == ("bf16", "f32", "rn"):
         return lambda bits: bf16_of(bits.view(np.float32))
     return None
+
+
+def _f64_of_f16(bits: Array) -> Array:
+    """A NaN keeps its payload, and becomes quiet."""
+    wide = bits.view(np.float16).astype(np.float64).view(np.uint64)
+    return np.where(bits & 0x7FFF > 0x7C00, wide | np.uint64(1 << 51), wide)
 
 
 def _f16_of(bits: Array) -> Array:
@@ -241,7 +258,12 @@ def to_tf32(build: Build) -> Step:
     clamps = build.has("relu")
 
     def convert(value: Array) -> Array:
-        result = floats.canonical_single(tf32_of(value, mode, saturate=saturate))
-        return np.where(result <= 0, np.float32(0), result) if clamps else result
+        result = tf32_of(value, mode, saturate=saturate)
+        if clamps:
+            result = np.where(result <= 0, np.float32(0), result)
+        if mode != "rna":
+            return floats.canonical_single(result)
+        kept = value.view(np.uint32) & np.uint32(0xFFFF_E000)  # a NaN is cut, no more
+        return np.where(value != value, kept, result.view(np.uint32)).view(np.float32)
 
     return compute(build, convert, "f32", "f32")

@@ -1,7 +1,8 @@
 """Floating-point arithmetic of .f32 and .f64. PTX ISA, "Floating-Point Instructions".
 
-An operation on .f32 that yields a NaN yields 0x7fffffff. A result below the normal range is
-flushed by .ftz after rounding.
+An operation on .f32 that yields a NaN yields 0x7fffffff; one on .f64 keeps the payload: of two NaNs
+the second operand's, in a division the first's (as on an H200; the PTX ISA does not say). A result
+below the normal range is flushed by .ftz after rounding.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ Function = Callable[..., Array]
 _RN = "[rnd:rn|rz|rm|rp]"
 
 
-def finished(build: Build, function: Function, *, canonical: bool = True) -> Function:
+def finished(build: Build, function: Function) -> Function:
     """A function of float32 arrays with what .ftz and .sat add, and NaNs made canonical."""
-    after: Function = floats.canonical_single if canonical else lambda value: value
-    if build.has("sat"):
-        after = floats.saturate
+    after = floats.saturate if build.has("sat") else floats.canonical_single
     if not build.has("ftz"):
         return lambda *operands: after(function(*operands))
     flush = floats.flush_single
@@ -76,7 +75,10 @@ def single(build: Build) -> Step:
 @floating.instruction("sqrt rnd:rn|rz|rm|rp f64", **_section("sqrt"))
 def double(build: Build) -> Step:
     opcode, mode = build.instruction.opcode, build.get("rnd", "rn")
-    return compute(build, _DOUBLE[opcode](mode), *["f64"] * (1 + _SOURCES[opcode]))
+    function = _DOUBLE[opcode](mode)
+    if opcode in ("add", "mul"):
+        function = floats.nan_double(function)
+    return compute(build, function, *["f64"] * (1 + _SOURCES[opcode]))
 
 
 _SOURCES = {"add": 2, "mul": 2, "fma": 3, "mad": 3, "div": 2, "sqrt": 1}
@@ -94,10 +96,9 @@ def sub_single(build: Build) -> Step:
 @floating.instruction(f"sub {_RN} f64", **_section("sub"))
 def sub_double(build: Build) -> Step:
     mode = build.get("rnd", "rn")
-    if mode == "rn":
-        return compute(build, np.subtract, "f64", "f64", "f64")
     add = floats.add_double(mode)
-    return compute(build, lambda a, b: add(a, -b), "f64", "f64", "f64")
+    subtract: Function = np.subtract if mode == "rn" else lambda a, b: add(a, -b)
+    return compute(build, floats.nan_double(subtract), "f64", "f64", "f64")
 
 
 @floating.instruction("rcp rnd:rn|rz|rm|rp [ftz] f32", **_section("rcp"))
@@ -117,16 +118,15 @@ def rcp_double(build: Build) -> Step:
 @floating.instruction("abs [ftz] f32", **_section("abs"))
 @floating.instruction("neg [ftz] f32", **_section("neg"))
 def sign_single(build: Build) -> Step:
-    """Of a NaN only the sign changes: the PTX ISA leaves its payload open."""
     function = np.abs if build.instruction.opcode == "abs" else np.negative
-    return compute(build, finished(build, function, canonical=False), "f32", "f32")
+    return compute(build, finished(build, function), "f32", "f32")
 
 
 @floating.instruction("abs f64", **_section("abs"))
 @floating.instruction("neg f64", **_section("neg"))
 def sign_double(build: Build) -> Step:
     function = np.abs if build.instruction.opcode == "abs" else np.negative
-    return compute(build, function, "f64", "f64")
+    return compute(build, floats.sign_double(function), "f64", "f64")
 
 
 @floating.instruction("min [ftz] [NaN] f32", "min [ftz] [NaN] xorsign abs f32", **_section("min"))
@@ -156,7 +156,7 @@ def with_xorsign(pick: Function) -> Function:
 @floating.instruction("max f64", **_section("max"))
 def extreme_double(build: Build) -> Step:
     pick = floats.extreme(build.instruction.opcode == "max", propagate=False)
-    return compute(build, pick, "f64", "f64", "f64")
+    return compute(build, floats.nan_double(pick), "f64", "f64", "f64")
 
 
 @floating.instruction("copysign type:f32|f64", **_section("copysign"))
@@ -168,7 +168,7 @@ def copysign(build: Build) -> Step:
 
 def _is_normal(a: Array) -> Array:
     smallest = np.finfo(a.dtype).smallest_normal
-    normal: Array = np.isfinite(a) & (np.abs(a) >= smallest)
+    normal: Array = np.isfinite(a) & (np.abs(a) >= smallest) | (a == 0)  # zeros count as normal
     return normal
 
 

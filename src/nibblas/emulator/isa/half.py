@@ -140,11 +140,12 @@ def bf16(build: Build) -> Step:
 @half.instruction(f"abs [ftz] {_TYPES}", f"abs {_BRAIN}", **_section("abs"))
 @half.instruction(f"neg [ftz] {_TYPES}", f"neg {_BRAIN}", **_section("neg"))
 def sign(build: Build) -> Step:
-    """Of a NaN only the sign changes: the PTX ISA leaves its payload open."""
     negates, ftz = build.instruction.opcode == "neg", build.has("ftz")
+    infinity = 0x7F80 if build.get("type").startswith("bf16") else 0x7C00
 
     def function(codes: Array) -> Array:
         result = codes ^ np.uint16(0x8000) if negates else codes & np.uint16(0x7FFF)
+        result = canonical(result, infinity)
         return flush_f16(result) if ftz else result
 
     return on_codes(build, function, 1)

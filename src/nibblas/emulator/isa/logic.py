@@ -344,6 +344,12 @@ def brev(build: Build) -> Step:
     return compute(build, reverse, kind, kind)
 
 
+def field_range(operand: Array, bits: int) -> Array:
+    """A position or length: the PTX ISA allows 0 to 255; beyond, 32-bit forms use the low byte,
+    64-bit forms all of it (so an H200 answers)."""
+    return operand & np.uint32(0xFF) if bits == 32 else np.minimum(operand, 255)
+
+
 @logic.instruction(
     "bfe type:u32|u64|s32|s64", section="bfe", anchor="integer-arithmetic-instructions-bfe"
 )
@@ -354,7 +360,7 @@ def bfe(build: Build) -> Step:
     unsigned = DTYPES[bits_type]
 
     def extract(a: Array, position: Array, length: Array) -> Array:
-        position, length = position & 0xFF, length & 0xFF
+        position, length = field_range(position, bits), field_range(length, bits)
         wide = a.astype(np.uint64)
         kept = np.minimum(length, 64).astype(np.uint64)
         field = (wide >> position.astype(np.uint64)) & ~(~np.uint64(0) << kept)
@@ -374,11 +380,11 @@ def bfe(build: Build) -> Step:
 def bfi(build: Build) -> Step:
     """``d, a, b, position, length``: a's low bits go into b."""
     kind = build.get("type")
-    dtype = DTYPES[kind]
+    dtype, bits = DTYPES[kind], 8 * TYPE_BYTES[kind]
 
     def insert(a: Array, b: Array, position: Array, length: Array) -> Array:
-        at = (position & 0xFF).astype(np.uint64)
-        mask = ~(~np.uint64(0) << (length & 0xFF).astype(np.uint64)) << at
+        at = field_range(position, bits).astype(np.uint64)
+        mask = ~(~np.uint64(0) << field_range(length, bits).astype(np.uint64)) << at
         inserted: Array = (a.astype(np.uint64) << at & mask) | (b.astype(np.uint64) & ~mask)
         result: Array = inserted.astype(dtype)
         return result
@@ -420,3 +426,24 @@ def szext(build: Build) -> Step:
         return low
 
     return compute(build, extend, "b32", "b32", "u32")
+
+
+@logic.instruction("fns b32", section="fns", anchor="integer-arithmetic-instructions-fns")
+def fns(build: Build) -> Step:
+    """``d, mask, base, n``: the n-th one from the base upwards, or downwards; else all ones."""
+
+    def find(mask: Array, base: Array, n: Array) -> Array:
+        rows = zip(mask.tolist(), base.tolist(), n.tolist(), strict=True)
+        return np.array([_nth_one(*row) for row in rows], np.uint32)
+
+    return compute(build, find, "b32", "b32", "u32", "s32")
+
+
+def _nth_one(mask: int, base: int, n: int) -> int:
+    step, left = (1, n - 1) if n > 0 else (-1, -n - 1) if n < 0 else (32, 0)
+    for position in range(base, 32 if step > 0 else -1, step):
+        if mask >> position & 1:
+            if left == 0:
+                return position
+            left -= 1
+    return 0xFFFF_FFFF
