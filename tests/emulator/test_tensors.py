@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,9 @@ from nibblas.emulator import (
     UnfinishedWork,
     UnsupportedInstruction,
 )
+from nibblas.emulator.driver import EmulatedDriver
+from nibblas.emulator.machine.tensor_map import decode
+from nibblas.runtime.driver import DriverError
 from nibblas.runtime.tensormap import TensorMapSpec
 from tests.emulator.conftest import entry, every_order
 
@@ -375,3 +380,16 @@ def test_map_made_by_the_kernel(fenced: bool) -> None:
     else:
         with pytest.raises(DataRace, match=r"fence\.proxy\.tensormap::generic\.acquire"):
             run(body, data, box=[32, 8])
+
+
+def test_emulated_driver_encodes_and_refuses_as_the_real_one() -> None:
+    driver = EmulatedDriver("sm_90")
+    spec = TensorMapSpec("bfloat16", (64, 8), (128,), (64, 8), swizzle="128b")
+    encoded = driver.encode_tensor_map(spec, 0x1_0000)
+    assert len(encoded) == 128
+    assert decode(encoded).spec.box == (64, 8)
+    assert driver.encode_tensor_map(spec, 0x2_0000)[8:] == encoded[8:]
+    with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_VALUE"):
+        driver.encode_tensor_map(spec, 0x1_0008)
+    with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_VALUE"):
+        driver.encode_tensor_map(replace(spec, box=(128, 8)), 0x1_0000)
