@@ -61,7 +61,7 @@ def test_levels_agree_on_wild_numbers(run: Run, equal_levels: list[str], tokens:
 
 @each_precision
 def test_threads_do_not_change_a_bit(run: Run, level: str, tokens: str) -> None:
-    spec = replace(GROUPED, n=160, k=528, factors=(), tokens=tokens)
+    spec = replace(GROUPED, n=640, k=528, factors=(), tokens=tokens)
     results = []
     for threads in (1, 2, 3, 7, 64):
         product = build(spec)
@@ -147,7 +147,7 @@ def test_flush_to_zero_of_the_caller_changes_nothing(run: Run, level: str) -> No
 
 
 def test_own_threads_give_the_same_bits(library: CpuLibrary, run: Run, level: str) -> None:
-    spec = replace(GROUPED, n=160, k=528, factors=())
+    spec = replace(GROUPED, n=640, k=528, factors=())
     pool, own = build(spec), build(spec)
     run(pool.operands, level, 2)
     alone = replace(library, parallel_region=0)

@@ -14,6 +14,7 @@ struct Level {
   i64 token_block;  // most tokens that share one decoding of the weights
   i64 token_step;   // tokens are multiplied in steps of so many
   i64 decode_cost;  // decoding a weight takes as long as multiplying it by so many tokens
+  i64 worker_cost;  // 256 products cost 1; for less than this, waking a thread takes too long
 
   // Bytes of a group's tokens in the form that `run` reads. `prepare` brings tokens [begin, end)
   // into it; `begin` is a multiple of kPreparedTokens.

@@ -125,12 +125,14 @@ void run(const Group& group, const u8* prepared, i64 row_begin, i64 row_end, u8*
 
 constexpr i64 kAmxTokenBlock = 256;
 constexpr i64 kAmxDecodeCost = 32;
+constexpr i64 kAmxWorkerCost = 81920;
 
 static_assert(kTileSize == kPreparedTokens, "one preparation fills one tile of tokens");
 
 }  // namespace
 
-extern const Level kAmxLevel = {"amx",          kAmxRows, kAmxTokenBlock, kTileSize, kAmxDecodeCost,
-                                prepared_bytes, prepare,  scratch_bytes,  run};
+extern const Level kAmxLevel = {
+    "amx",          kAmxRows,       kAmxTokenBlock, kTileSize,     kAmxDecodeCost,
+    kAmxWorkerCost, prepared_bytes, prepare,        scratch_bytes, run};
 
 }  // namespace nibblas::cpu

@@ -17,6 +17,6 @@ struct Avx2Kernels {
 
 }  // namespace
 
-extern const Level kAvx2Level = vector_level<Avx2Kernels>("avx2", 4);
+extern const Level kAvx2Level = vector_level<Avx2Kernels>("avx2", 4096);
 
 }  // namespace nibblas::cpu

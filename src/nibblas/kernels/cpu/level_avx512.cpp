@@ -33,7 +33,7 @@ void run(const Group& group, const u8* prepared, i64 row_begin, i64 row_end, u8*
 }
 
 constexpr Level make_level() {
-  Level level = vector_level<Avx512Kernels>("avx512", 4);
+  Level level = vector_level<Avx512Kernels>("avx512", 12288);
   level.run = run;
   return level;
 }

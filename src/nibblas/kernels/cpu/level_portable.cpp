@@ -15,6 +15,6 @@ struct PortableKernels {
 
 }  // namespace
 
-extern const Level kPortableLevel = vector_level<PortableKernels>("portable", 4);
+extern const Level kPortableLevel = vector_level<PortableKernels>("portable", 1024);
 
 }  // namespace nibblas::cpu

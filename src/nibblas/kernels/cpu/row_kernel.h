@@ -113,12 +113,14 @@ static void vector_run(const Group& group, const u8* prepared, i64 row_begin, i6
 }
 
 template <class Kernels>
-static constexpr Level vector_level(const char* name, i64 decode_cost) {
+static constexpr Level vector_level(const char* name, i64 worker_cost) {
+  constexpr i64 kDecodeCost = 4;
   return {name,
           kTileRows,
           kTokenBlock,
           1,
-          decode_cost,
+          kDecodeCost,
+          worker_cost,
           vector_prepared_bytes<Kernels>,
           vector_prepare<Kernels>,
           vector_scratch_bytes<Kernels>,

@@ -13,9 +13,6 @@ constexpr i64 kWaveBytes = i64{32} << 20;
 constexpr i64 kRunsPerWorker = 8;
 constexpr i64 kMinRowsPerRun = 128;
 
-// Below this, in the unit of WaveGroups::cost, waking a thread takes longer than the work.
-constexpr i64 kMinCostPerWorker = 4096;
-
 i64 tiles_in(const WaveGroups& groups) {
   i64 tiles = 0;
   groups.for_each(groups.count, [&](i64, i64 count, i64) {
@@ -59,7 +56,7 @@ void Schedule::share_out(int threads) {
     cost += total_cost(wave->groups, wave->groups.count);
     tiles += tiles_in(wave->groups);
   }
-  workers_ = clamp_to(threads, 1, clamp_to(cost / kMinCostPerWorker, 1, max_of(tiles, 1)));
+  workers_ = clamp_to(threads, 1, clamp_to(cost / level_.worker_cost, 1, max_of(tiles, 1)));
   for (const auto& wave : waves_) {
     const i64 rows = tiles_in(wave->groups) * level_.tile_rows;
     const i64 most = workers_ == 1 ? 1 : workers_ * kRunsPerWorker;
