@@ -175,3 +175,20 @@ def test_redux(operation: str, reduce) -> None:
     found = execute(f"redux.sync.{operation} %d, %a0, -1;", values).reshape(-1, 32)
     for row, got in zip(values.reshape(-1, 32), found, strict=True):
         assert set(got.tolist()) == {reduce(row)}
+
+
+@every_order
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [("popc", "u32", 27), ("and", "pred", 0), ("or", "pred", 1)],
+)
+def test_barrier_reductions(lanes: Lanes, order: str, name: str, kind: str, expected: int) -> None:
+    """96 threads, of which 27 bring a true predicate; twice, so that phases stay apart."""
+    target = "%r1" if kind == "u32" else "%p2"
+    body = f"""
+        setp.lt.u32 %p1, %r0, 27;
+        barrier.cta.red.{name}.aligned.{kind} {target}, 1, !%p1;
+        bar.red.{name}.{kind} {target}, 1, 96, %p1;
+    """
+    body += "" if kind == "u32" else "selp.u32 %r1, 1, 0, %p2;"
+    assert set(lanes(body, threads=96, order=order).tolist()) == {expected}

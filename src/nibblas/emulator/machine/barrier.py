@@ -15,6 +15,7 @@ class NamedBarrier:
         arrived: threads of the current phase. expected: None until the first has come.
         phase: completed phases.
         whole: the phase is for all threads of the CTA; those that have exited are not waited for.
+        votes: by phase, how many threads brought a false and a true predicate to a reduction.
     """
 
     def __init__(self, number: int) -> None:
@@ -23,7 +24,14 @@ class NamedBarrier:
         self.expected: int | None = None
         self.whole = False
         self.phase = 0
+        self.votes: dict[int, list[int]] = {}
         self.queue = WaitQueue()
+
+    def vote(self, against: int, in_favour: int) -> None:
+        """Counts the predicates of threads that are about to arrive."""
+        votes = self.votes.setdefault(self.phase, [0, 0])
+        votes[0] += against
+        votes[1] += in_favour
 
     def arrive(self, threads: int, expected: int, *, whole: bool) -> int:
         """Counts threads; returns the phase that they arrived in.
