@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from nibblas.emulator.errors import UnsupportedInstruction
+from nibblas.emulator.isa.checked import CHECKED
 from nibblas.emulator.isa.syntax import Syntax
 from nibblas.emulator.ptx.model import Instruction
 
@@ -40,7 +41,8 @@ class Handler:
 
     Attributes:
         section: title of the PTX ISA section. anchor: of its page, for ``url``.
-        provenance: MANUAL_ONLY, or "device, date" of the comparison.
+        provenance: MANUAL_ONLY, or "device, date" of a comparison whose results agreed, from
+            checked.py.
         ends_block: the step may change what runs next: it blocks, branches, or yields.
         retries: the step may have to run again (``Warp.gather``), so it is alone in its block.
         converges: all lanes of the warp that have not exited execute it together; the step never
@@ -68,6 +70,15 @@ class Handler:
         return f"{PTX_ISA}#{self.anchor}"
 
 
+def handler_name(handler: Handler) -> str:
+    """What checked.py calls a handler: family, first opcode, function."""
+    return _name(handler.family, handler.opcode, handler.handle)
+
+
+def _name(family: str, opcode: str, handle: Handle) -> str:
+    return f"{family}.{opcode}.{handle.__name__}"
+
+
 HANDLERS: dict[str, list[Handler]] = {}
 """Handlers by opcode."""
 
@@ -92,13 +103,15 @@ class Family:
         """Enters a handler for one or more synopses of one opcode."""
 
         def enter(handle: Handle) -> Handle:
+            syntaxes = tuple(Syntax(synopsis) for synopsis in synopses)
+            name = _name(self.name, syntaxes[0].opcode, handle)
             handler = Handler(
                 self.name,
-                tuple(Syntax(synopsis) for synopsis in synopses),
+                syntaxes,
                 handle,
                 section,
                 anchor,
-                provenance,
+                CHECKED.get(name, provenance),
                 ends_block or retries or converges,
                 retries or converges,
                 converges,

@@ -1,0 +1,126 @@
+"""The unbroken kernels: how each is launched and what it must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from nibblas.emulator import Buffer, Device, EmulationError
+from nibblas.emulator.compile import cuda_ptx
+
+FOLDER = Path(__file__).parent / "kernels"
+HEADERS = {"ptx.h": (FOLDER / "ptx.h").read_text()}
+
+Launch = Callable[[Device, str], tuple[Buffer, np.ndarray]]
+"""Runs PTX text on a device; returns the output and what it should be."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A file of kernels/ and its launch."""
+
+    name: str
+    launch: Launch
+
+    @property
+    def source(self) -> str:
+        return (FOLDER / f"{self.name}.cu").read_text()
+
+
+@cache
+def compiled(source: str) -> str:
+    return cuda_ptx(source, headers=HEADERS)
+
+
+def complaint(kernel: Kernel, source: str, **device: object) -> str:
+    """What the emulator has against a text under one order: an error's class, or a wrong result."""
+    dev = Device("sm_90", **device)  # type: ignore[arg-type]
+    try:
+        out, wanted = kernel.launch(dev, compiled(source))
+    except EmulationError as error:
+        return f"{type(error).__name__}: {error}"
+    if not out.written().all():
+        return "outputs were not written"
+    wrong = out.to_numpy() != wanted
+    return f"{int(wrong.sum())} outputs are wrong" if wrong.any() else ""
+
+
+def _numbers(*shape: int) -> np.ndarray:
+    count = int(np.prod(shape))
+    return (np.arange(count, dtype=np.uint32) * np.uint32(2654435761)).reshape(shape)
+
+
+def _tma_ring(dev: Device, text: str, tiles: int = 7) -> tuple[Buffer, np.ndarray]:
+    values = _numbers(16 * tiles, 32)
+    x = dev.from_numpy(values, name="x")
+    out = dev.empty(values.shape, np.uint32, name="out")
+    box = dev.tensor_map(
+        x, dtype="uint32", dims=(32, 16 * tiles), strides=(128,), box=(32, 16), swizzle="128b"
+    )
+    dev.load_ptx(text).kernel("k").launch(1, 160, [box, out, tiles])
+    return out, values + np.uint32(1)
+
+
+def _bulk_store(dev: Device, text: str, tiles: int = 4) -> tuple[Buffer, np.ndarray]:
+    values = _numbers(tiles, 64)
+    out = dev.empty(values.shape, np.uint32, name="out")
+    dev.load_ptx(text).kernel("k").launch(1, 64, [dev.from_numpy(values, name="in"), out, tiles])
+    return out, 3 * values
+
+
+def _multicast(dev: Device, text: str, tiles: int = 5) -> tuple[Buffer, np.ndarray]:
+    values = _numbers(16 * tiles, 16)
+    x = dev.from_numpy(values, name="x")
+    out = dev.empty((2, tiles + 1, 256), np.uint32, name="out")
+    box = dev.tensor_map(x, dtype="uint32", dims=(16, 16 * tiles), strides=(64,), box=(16, 8))
+    dev.load_ptx(text).kernel("k").launch(2, 96, [box, out, tiles], cluster=(2, 1, 1))
+    wanted = np.zeros((2, tiles + 1, 256), np.uint32)
+    wanted[:, :tiles] = values.reshape(tiles, 256)
+    wanted[:, tiles, ::4] = values.reshape(tiles, 256)[-1, ::4]
+    return out, wanted
+
+
+def _cp_async_ring(dev: Device, text: str, tiles: int = 6) -> tuple[Buffer, np.ndarray]:
+    values = _numbers(tiles, 64, 4)
+    out = dev.empty(values.shape, np.uint32, name="out")
+    dev.load_ptx(text).kernel("k").launch(1, 64, [dev.from_numpy(values, name="in"), out, tiles])
+    return out, values[:, ::-1]
+
+
+def _reduce(dev: Device, text: str, n: int = 300) -> tuple[Buffer, np.ndarray]:
+    values = _numbers(n)
+    blocks = -(-n // 128)
+    sums, copies = dev.empty(blocks, np.uint32, name="sums"), dev.empty(n, np.uint32, name="copies")
+    arguments = [dev.from_numpy(values, name="in"), sums, copies, n]
+    dev.load_ptx(text).kernel("k").launch(blocks, 128, arguments)
+    padded = np.zeros(128 * blocks, np.uint32)
+    padded[:n] = values
+    return sums, padded.reshape(blocks, 128).sum(1, dtype=np.uint32)
+
+
+def _wgmma(dev: Device, text: str) -> tuple[Buffer, np.ndarray]:
+    a = (np.arange(64 * 32).reshape(64, 32) % 13 - 6).astype(np.float16)
+    b = (np.arange(8 * 32).reshape(8, 32) % 7 - 3).astype(np.float16)
+    # [rows / 8, 8, steps, 2, 8] -> [steps, rows / 8, 2, 8, 8]: core matrices of 8 x 16 bytes.
+    cores = [m.reshape(-1, 8, 2, 2, 8).transpose(2, 0, 3, 1, 4) for m in (a, b)]
+    out = dev.empty((64, 8), np.float32, name="out")
+    inputs = [dev.from_numpy(np.ascontiguousarray(core)) for core in cores]
+    dev.load_ptx(text).kernel("k").launch(1, 128, [*inputs, out])
+    return out, a.astype(np.float32) @ b.astype(np.float32).T
+
+
+KERNELS = {
+    name: Kernel(name, launch)
+    for name, launch in {
+        "tma_ring": _tma_ring,
+        "bulk_store": _bulk_store,
+        "multicast": _multicast,
+        "cp_async_ring": _cp_async_ring,
+        "reduce": _reduce,
+        "wgmma": _wgmma,
+    }.items()
+}

@@ -1,0 +1,60 @@
+"""Planted faults: each is noticed under at least one order, and the unbroken kernel under none.
+
+A fault is a replacement of text in a small kernel of kernels/. Noticed means: the emulator raises,
+or the output is wrong.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nibblas.emulator import ORDERS
+from tests.emulator.faults.kernels import KERNELS, complaint
+from tests.emulator.faults.planted import FAULTS, Fault
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+
+SCHEDULES = [
+    *((order, 0) for order in ORDERS if order != "random"),
+    *(("random", seed) for seed in range(4)),
+    *(("adversarial-starve", seed) for seed in range(1, 5)),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_is_noticed(fault: Fault) -> None:
+    source, kernel = fault.source, KERNELS[fault.kernel]
+    complaints = []
+    for order, seed in SCHEDULES:
+        said = complaint(
+            kernel, source, order=order, seed=seed, max_instructions=200_000, **dict(fault.device)
+        )
+        if said:
+            complaints.append(said)
+            if fault.expected in said:
+                return
+    assert complaints, "noticed under no order"
+    pytest.fail(f"noticed, but never as {fault.expected!r}: {complaints[0]}")
+
+
+_ALL_SCHEDULES = [
+    *((order, 0) for order in ORDERS if order not in ("random", "adversarial-starve")),
+    *(("random", seed) for seed in range(50)),
+    *(("adversarial-starve", seed) for seed in range(5)),
+]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_unbroken_kernel_is_never_accused(name: str) -> None:
+    kernel = KERNELS[name]
+    accused = {
+        (order, seed): said
+        for order, seed in _ALL_SCHEDULES
+        if (said := complaint(kernel, kernel.source, order=order, seed=seed))
+    }
+    assert accused == {}
+
+
+def test_names_are_unique() -> None:
+    assert len({(fault.kernel, fault.name) for fault in FAULTS}) == len(FAULTS) >= 25
