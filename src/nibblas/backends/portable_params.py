@@ -55,9 +55,10 @@ def is_aligned(product: Operands, config: PortableConfig) -> bool:
     if product.k % config.stage_k or product.n % config.row_multiple:
         return False
     tokens, weights = _token_fields(product), _weight_fields(product)
-    x_vector, w_vector, w_scale_vector = tokens[3], weights[3], weights[7]
+    x_row_bytes, x_vector, w_vector, w_scale_vector = tokens[2], tokens[3], weights[3], weights[7]
     scale_piece = 16 if product.w_scale_layout == "blocked" else min(16, config.stage_k // 16)
-    return x_vector == w_vector == 16 and w_scale_vector >= scale_piece
+    rows_aligned = x_vector == w_vector == 16 and w_scale_vector >= scale_piece
+    return rows_aligned and x_row_bytes < 2**32
 
 
 def params_of(product: Operands, config: PortableConfig, maps: TensorMaps) -> bytes:

@@ -41,7 +41,6 @@ constexpr i32 kTokenChunks = kSteps * kStepChunks;
 constexpr i32 kTokensAtOnce = kWarpLanes / kTokenChunks * Config::kTokenWarps;
 constexpr i32 kBatchTokens = kBatch * kTokensAtOnce;
 static_assert(kWarpLanes % kTokenChunks == 0, "lanes share out a token's chunks evenly");
-static_assert(8 % kBatchTokens == 0 || kBatchTokens % 8 == 0, "batches make whole tiles");
 static_assert(Config::kTokens % kBatchTokens == 0, "batches fill a stage");
 
 // Walks the path of stages in batches of tokens.
@@ -92,6 +91,12 @@ class Tokens {
     return static_cast<u32>(min(first + i * kTokensAtOnce, at_.tokens() - 1));
   }
 
+  // Aligned problems' rows are less than 4 GiB apart: see the host's is_aligned.
+  __device__ __forceinline__ i64 row_offset(u32 row) const {
+    if constexpr (!Config::kAligned) return row * p_.x.row_bytes;
+    return static_cast<i64>(static_cast<u64>(row) * static_cast<u32>(p_.x.row_bytes));
+  }
+
   static __device__ __forceinline__ void set_zero(RawBatch& raw) {
 #pragma unroll
     for (i32 i = 0; i < kBatch; ++i) raw.of[i] = RawChunk{};
@@ -104,7 +109,7 @@ class Tokens {
 #pragma unroll
     for (i32 i = 0; i < kBatch; ++i) {
       const u32 row = row_of(first, i);
-      raw.of[i] = {read_codes(codes + row * p_.x.row_bytes), scale_of(scale_row + row, block)};
+      raw.of[i] = {read_codes(codes + row_offset(row)), scale_of(scale_row + row, block)};
     }
   }
 
@@ -125,17 +130,15 @@ class Tokens {
 #else
   __device__ __forceinline__ void read_rows(RawBatch& raw, i32 first, i32 k) const {
     const u8* from = p_.x.bytes + at_.token_row() * p_.x.row_bytes + k * 2;
-    const u32 row_bytes = static_cast<u32>(p_.x.row_bytes);
 #pragma unroll
-    for (i32 i = 0; i < kBatch; ++i) {
-      raw.of[i] = read_values(from + static_cast<u64>(row_of(first, i)) * row_bytes);
-    }
+    for (i32 i = 0; i < kBatch; ++i) raw.of[i] = read_values(from + row_offset(row_of(first, i)));
   }
 
   // K is a multiple of 16, so a chunk is there whole.
   __device__ __forceinline__ RawChunk read_values(const u8* from) const {
-    if (Config::kAligned || p_.x.vector == kChunkBytes)
+    if (Config::kAligned || p_.x.vector == kChunkBytes) {
       return *reinterpret_cast<const Chunk*>(from);
+    }
     const u16* values = reinterpret_cast<const u16*>(from);
     RawChunk raw;
 #pragma unroll
