@@ -16,7 +16,7 @@ from nibblas.cli.report import Debug, command, duration, one_line
 from nibblas.errors import UnsupportedProblemError
 
 RUNNER = CliRunner()
-COMMANDS = ["info", "explain", "check", "competition", "quantize", "inspect", "verify"]
+COMMANDS = ["info", "explain", "check", "competition", "quantize", "inspect", "verify", "bench"]
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import typer
 
 import nibblas
 from nibblas.cli import (
+    bench,
     check,
     competition,
     emulate,
@@ -57,5 +58,6 @@ for _command in (
     quantize.quantize,
     inspect.inspect,
     verify.verify,
+    bench.bench,
 ):
     app.command()(_command)

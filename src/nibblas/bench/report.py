@@ -1,0 +1,102 @@
+"""Results as JSON lines, and as a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nibblas.errors import bad_value
+
+_SIGNIFICANT = 4
+
+
+@dataclass(frozen=True)
+class Line:
+    """The times of one contender in one case.
+
+    Attributes:
+        median_us, p10_us, p90_us: of microseconds per call, over ``rounds``.
+        weight_sets: over which its calls rotated.
+        ratio_to_mm: to PyTorch's mm on weights decoded before, of the same run.
+        floor_us, floor_bound, ratio_to_floor: the roofline and what bounds it; None: not modelled.
+        machine: what ``machine.describe`` says.
+    """
+
+    case: str
+    kind: str
+    shape: str
+    contender: str
+    ours: bool
+    median_us: float
+    p10_us: float
+    p90_us: float
+    rounds: int
+    weight_sets: int
+    ratio_to_mm: float
+    floor_us: float | None
+    floor_bound: str | None
+    ratio_to_floor: float | None
+    machine: dict[str, object]
+
+    def to_json(self) -> str:
+        """One line without its end; figures with four significant digits."""
+        fields = asdict(self)
+        machine = fields.pop("machine")
+        rounded = {name: _rounded(value) for name, value in fields.items()}
+        return json.dumps({**rounded, **machine})
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{_SIGNIFICANT}g}") if isinstance(value, float) else value
+
+
+def append_lines(path: Path, lines: Iterable[Line]) -> None:
+    """Adds the lines to a file of JSON lines."""
+    with path.open("a") as file:
+        file.write("".join(f"{line.to_json()}\n" for line in lines))
+
+
+def plot(path: Path, lines: Sequence[Line]) -> None:
+    """Bars of the medians by case, with the floor across them, on a logarithmic axis.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: no lines.
+    """
+    if not lines:
+        raise bad_value("lines", given="none", wanted="at least one result")
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        message = "a plot needs matplotlib: pip install 'nibblas[plot]'"
+        raise ImportError(message) from error
+    cases = list(dict.fromkeys((line.case, line.kind) for line in lines))
+    names = list(dict.fromkeys(line.contender for line in lines))
+    width = 0.8 / len(names)
+    figure = Figure(figsize=(max(6.0, 1.2 + 0.28 * len(names) * len(cases)), 4.5))
+    axes = figure.subplots()
+    for place, name in enumerate(names):
+        own = [line for line in lines if line.contender == name]
+        left = [cases.index((line.case, line.kind)) + (place + 0.5) * width - 0.4 for line in own]
+        medians = [line.median_us for line in own]
+        spread = [
+            [line.median_us - line.p10_us for line in own],
+            [line.p90_us - line.median_us for line in own],
+        ]
+        axes.bar(left, medians, width, yerr=spread, label=name, error_kw={"linewidth": 0.8})
+    for column, key in enumerate(cases):
+        floors = {line.floor_us for line in lines if (line.case, line.kind) == key}
+        for floor in floors - {None}:
+            label = "floor" if column == 0 else None
+            axes.hlines(floor, column - 0.45, column + 0.45, colors="black", label=label)
+    axes.set_yscale("log")
+    axes.set_ylabel("us per call, median; bars p10 to p90")
+    axes.set_xticks(range(len(cases)), [f"{case}\n{kind}" for case, kind in cases])
+    machine = lines[0].machine
+    axes.set_title(f"{machine.get('gpu') or machine['processor']}, torch {machine['torch']}")
+    axes.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path)
