@@ -87,7 +87,10 @@ class CompleteAtOnce(RoundRobin):
 
 
 class StarveOne:
-    """One warp of every CTA, chosen by the seed, runs only when no other can."""
+    """One warp of every CTA, chosen by the seed, runs only when no other can, a block at a time.
+
+    Operations take effect at the first moment, so that those who wait for them come before it too.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._victim = seed
@@ -96,14 +99,15 @@ class StarveOne:
     def pick(self, ready: Sequence[Warp]) -> tuple[int, int]:
         self._turn += 1
         others = [i for i, warp in enumerate(ready) if not self._starves(warp)]
-        candidates = others or range(len(ready))
-        return candidates[self._turn % len(candidates)], _SLICE
+        if others:
+            return others[self._turn % len(others)], _SLICE
+        return self._turn % len(ready), 1
 
     def _starves(self, warp: Warp) -> bool:
         return warp.index == self._victim % warp.cta.num_warps
 
     def complete(self, startable: Sequence[AsyncOp], *, idle: bool) -> list[AsyncOp]:
-        return [startable[0]]
+        return list(startable)
 
 
 ORDERS: dict[str, Callable[[int], Order]] = {

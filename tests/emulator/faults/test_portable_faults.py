@@ -1,0 +1,102 @@
+"""Faults planted in the portable kernel's own text: each is noticed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import nibblas
+from nibblas.emulator import EmulatedDriver, EmulationError, backend, emulating
+from nibblas.runtime import source
+from tests.api.problems import assert_right, offs_of, random_array, random_tokens
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A replacement in a file of kernels/portable, where ``old`` must stand once."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+_RING = "ring.cuh"
+FAULTS = [
+    Fault("parity never flips", _RING, "    round_ ^= 1;\n", ""),
+    Fault("full is not waited for", _RING, "{ wait(full(), round_); }", "{}"),
+    Fault("empty is not waited for", _RING, "{ wait(empty(), round_ ^ 1); }", "{}"),
+    Fault("empty: wrong parity", _RING, "wait(empty(), round_ ^ 1)", "wait(empty(), round_)"),
+    Fault(
+        "empty: a warp's arrival is not expected",
+        _RING,
+        "kEmptyArrivals = kMultiplyWarps",
+        "kEmptyArrivals = kMultiplyWarps - 1",
+    ),
+    Fault(
+        "full: an arrival too many is expected",
+        _RING,
+        "kFullArrivals = kWeightArrivals",
+        "kFullArrivals = 1 + kWeightArrivals",
+    ),
+    Fault(
+        "full: the token warps are not expected",
+        _RING,
+        "kWeightArrivals + Config::kTokenWarps;",
+        "kWeightArrivals;",
+    ),
+    Fault(
+        "one slot too many",
+        _RING,
+        "if (++slot_ < Config::kStages)",
+        "if (++slot_ <= Config::kStages)",
+    ),
+]
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the shipped kernels that the next products are compiled from, on a new device."""
+    folder = Path(shutil.copytree(source.KERNELS, tmp_path / "kernels"))
+    monkeypatch.setattr(source, "KERNELS", folder)
+    driver = EmulatedDriver("sm_90")
+    monkeypatch.setattr(backend, "driver_of", lambda arch: driver)
+    return folder / "portable"
+
+
+def product(order: str, seed: int) -> None:
+    """Six stages of K through a ring of four; raises where the kernel is wrong."""
+    w, x = random_array((1, 24, 1536), 1), random_tokens(3, 1536, 2, torch.float16)
+    with emulating(order=order, seed=seed, max_instructions=3_000_000):
+        y = nibblas.grouped_mm(x, w, offs_of([3]), backend="emulated")
+    assert_right(y, x, w, offs_of([3]))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_in_the_portable_kernel_is_noticed(fault: Fault, kernels: Path) -> None:
+    file = kernels / fault.file
+    text = file.read_text()
+    assert text.count(fault.old) == 1, f"{fault.old!r} is {text.count(fault.old)} times in it"
+    file.write_text(text.replace(fault.old, fault.new))
+    for order, seed in (
+        *(("adversarial-delay", 0), ("round_robin", 0), ("adversarial-at-once", 0)),
+        *(("random", 0), ("random", 1), ("random", 2), ("adversarial-starve", 0)),
+        *(("adversarial-starve", warp) for warp in range(1, 12)),
+    ):
+        try:
+            product(order, seed)
+        except (EmulationError, AssertionError):
+            return
+    pytest.fail("noticed under no order")
+
+
+def test_the_unbroken_kernel_is_never_accused(kernels: Path) -> None:
+    for seed in range(6):
+        product("random", seed)
+        product("adversarial-starve", seed)
