@@ -39,6 +39,7 @@ OUT = """
     add.s64 %rd1, %rd0, %rd1;
 """
 
+
 @pytest.fixture(scope="session")
 def nvrtc() -> str:
     """The compiler's version, for tests whose kernels are CUDA C++."""
