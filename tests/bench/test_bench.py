@@ -46,7 +46,7 @@ def test_the_table_has_every_case_once():
     ],
 )
 def test_floors_on_an_h200_are_the_published_ones(name, floor_us):
-    """Of docs/benchmarks.md: FLOP / 804 TFLOP/s or the least bytes / 4.29 TB/s, worked out apart."""
+    """FLOP / 804 TFLOP/s or the least bytes / 4.29 TB/s, worked out apart from the planner."""
     (case,) = cases_named([name], "cuda")
     floor = floor_of(case.problem("w4a4", "cuda"), gpu("h200"))
     assert floor is not None

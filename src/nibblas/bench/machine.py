@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -16,12 +17,13 @@ _GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Machine, versions, commit and input distribution."""
+    """Machine and its load, versions, commit and input distribution."""
     facts: dict[str, object] = {
         "device": device.type,
         "processor": processor(),
         "threads": torch.get_num_threads(),
-        "platform": f"{platform.system()} {platform.release()}",
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "platform": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "nibblas": nibblas.__version__,
