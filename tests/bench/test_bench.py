@@ -172,7 +172,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count():
 
     def entry(name: str, sets: int, rounds: int | None = None) -> Contender:
         call = lambda i: order.append((name, i))  # noqa: E731
-        return Contender(name, call, sets, torch.empty(0), rounds=rounds)
+        return Contender(name, call, sets, torch.Tensor, rounds=rounds)
 
     seconds = time_on_cpu([entry("a", 2), entry("b", 3), entry("c", 1, rounds=1)], 3)
     assert order == [
@@ -227,8 +227,8 @@ def test_graphs_are_replayed_in_turns_and_divided_by_their_calls(monkeypatch):
         calls[0] += 1
 
     entries = [
-        Contender("a", call, 3, torch.empty(0)),
-        Contender("b", call, 5, torch.empty(0), rounds=1),
+        Contender("a", call, 3, torch.Tensor),
+        Contender("b", call, 5, torch.Tensor, rounds=1),
     ]
     seconds = timing.time_on_cuda(entries, 2)
     assert log == ["replay of 3", "replay of 5"] * 2 + ["replay of 3"]

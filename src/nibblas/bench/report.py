@@ -76,7 +76,7 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
     cases = list(dict.fromkeys((line.case, line.kind) for line in lines))
     names = list(dict.fromkeys(line.contender for line in lines))
     width = 0.8 / len(names)
-    figure = Figure(figsize=(max(6.0, 1.2 + 0.28 * len(names) * len(cases)), 4.5))
+    figure = Figure(figsize=(max(7.0, 2.8 + 0.28 * len(names) * len(cases)), 4.5))
     axes = figure.subplots()
     for place, name in enumerate(names):
         own = [line for line in lines if line.contender == name]
@@ -97,6 +97,6 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
     axes.set_xticks(range(len(cases)), [f"{case}\n{kind}" for case, kind in cases])
     machine = lines[0].machine
     axes.set_title(f"{machine.get('gpu') or machine['processor']}, torch {machine['torch']}")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.01, 1.0))
     figure.tight_layout()
     figure.savefig(path)
