@@ -194,20 +194,23 @@ def config_for(
 ) -> PortableConfig:
     """The configuration for blocks of ``tokens`` tokens, sized to the target's shared memory.
 
-    Of at most 16 tokens, two CTAs share a multiprocessor where three stages fit each; 64 tokens'
-    sums need all its registers.
+    With at most 16 tokens two CTAs share a multiprocessor; 64 tokens' sums need all its registers.
+    Where warps load weights themselves, long stages would not leave them the registers.
     """
-    two_or_one = ((2, 256), (2, 128), (1, 256)) if tokens <= 16 else ((1, 256), (1, 128))
-    for ctas_per_sm, stage_k in two_or_one:
-        config = PortableConfig(
-            activations, tokens, stage_k, MAX_STAGES, ctas_per_sm, aligned, built_for=target
-        )
-        budget = SHARED_BYTES[target] // ctas_per_sm - _RESERVED_BYTES
-        for stages in range(MAX_STAGES, MIN_STAGES - 1, -1):
-            sized = replace(config, stages=stages)
-            if sized.shared_bytes <= budget:
-                return sized
-    raise AssertionError(f"{target} holds {MIN_STAGES} stages of every kind")
+    config = PortableConfig(
+        activations,
+        tokens,
+        stage_k=256 if target in TENSOR_COPY_TARGETS else 128,
+        stages=MAX_STAGES,
+        ctas_per_sm=2 if tokens <= 16 else 1,
+        aligned=aligned,
+        built_for=target,
+    )
+    budget = SHARED_BYTES[target] // config.ctas_per_sm - _RESERVED_BYTES
+    while config.shared_bytes > budget:
+        config = replace(config, stages=config.stages - 1)
+    assert config.stages >= MIN_STAGES
+    return config
 
 
 def choose_config(problem: Problem, target: str) -> PortableConfig:

@@ -29,7 +29,7 @@ using RawChunk = Chunk;
 #endif
 
 // A lane's chunk of each token of a batch. Two batches are on their way at a time.
-constexpr i32 kBatch = Config::kAligned ? 8 : 4;  // unaligned reads need registers
+constexpr i32 kBatch = Config::kTensorCopies ? 8 : 4;
 struct RawBatch {
   RawChunk of[kBatch];
   i32 batch;     // of its stage; negative: there is none
