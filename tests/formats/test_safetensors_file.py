@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import random
 
 import pytest
 import torch
@@ -95,6 +96,26 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
         (tmp_path / "cut.safetensors").write_bytes(whole[:size])
         with pytest.raises(ValueError, match="path: got"):
             SafetensorsReader(tmp_path / "cut.safetensors")
+
+
+def test_whatever_bytes_change_the_file_is_refused_or_read_within_its_bounds(tmp_path):
+    header = {"a": F32, "b": {"dtype": "U8", "shape": [3, 2], "data_offsets": [8, 14]}}
+    whole = file_of(tmp_path / "x", header, bytes(14)).read_bytes()
+    draw = random.Random(0)
+    errors = []
+    for _ in range(1500):
+        changed = bytearray(whole)
+        for _ in range(draw.choice((1, 1, 2, 5))):
+            changed[draw.randrange(len(changed) - 14)] = draw.randrange(256)
+        (tmp_path / "y").write_bytes(changed)
+        try:
+            with SafetensorsReader(tmp_path / "y") as reader:
+                for name, info in reader.items():
+                    assert reader.read_bytes(name, 0, info.num_bytes).numel() == info.num_bytes
+        except ValueError as error:
+            errors.append(str(error))
+    assert 1000 < len(errors) < 1500
+    assert all(error.startswith("path: got") for error in errors)
 
 
 def test_a_file_cut_after_it_was_opened_is_noticed(tmp_path):
