@@ -232,6 +232,8 @@ def _bf16(bits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_reduction_of_halves_rounds_to_nearest_even(kind: str) -> None:
     rng = np.random.default_rng(1)
+    old: np.ndarray
+    new: np.ndarray
     if kind == "f16":
         old, new = (rng.standard_normal(128).astype(np.float16) for _ in range(2))
         want = (old.astype(np.float64) + new).astype(np.float16).view(np.uint16)

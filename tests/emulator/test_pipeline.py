@@ -144,7 +144,9 @@ def _report(text: str, order: str, errors: tuple[type[Exception], ...]) -> str:
     try:
         _, found, want = gemm(128, 128, 320, text=text, order=order)
     except errors as error:
-        return re.search(r"kernel\.cu:\d+[^\n]*", str(error))[0]
+        place = re.search(r"kernel\.cu:\d+[^\n]*", str(error))
+        assert place is not None
+        return place[0]
     if (found == rounded(want)).all():
         return ""
     assert AssertionError in errors

@@ -294,11 +294,11 @@ def test_store_writes_what_lies_inside(at: list[int], swizzle: str, order: str) 
     data = numbers(10, 48, dtype=np.uint32)
     body = FILL.format(plus=7) + STORE.format(coordinates=", ".join(map(str, at)))
     found = run(body, data, box=[32, 8], swizzle=swizzle, order=order)
-    image = (4 * np.arange(256, dtype=np.uint32) + 7).view(np.uint8)
+    as_bytes = (4 * np.arange(256, dtype=np.uint32) + 7).view(np.uint8)
     if swizzle == "128b":
         place = np.arange(1024)
-        image = image[place ^ (place // 128 % 8) * 16]
-    image = image.view(np.uint32).reshape(8, 32)
+        as_bytes = as_bytes[place ^ (place // 128 % 8) * 16]
+    image = as_bytes.view(np.uint32).reshape(8, 32)
     want = data.copy()
     for i, j in np.ndindex(8, 32):
         if 0 <= i + at[1] < 10 and 0 <= j + at[0] < 48:

@@ -324,18 +324,17 @@ def test_a_from_registers(order: str) -> None:
 @pytest.mark.parametrize("form", [".satfinite.s32.s8.s8", ".s32.s8.s8.satfinite"])
 def test_integers_saturate_or_wrap(form: str) -> None:
     """From accumulators near the end of the range."""
-    layouts = [Layout(rows, 1, span=0) for rows in (64, 16)]
+    a_layout, b_layout = (Layout(rows, 1, span=0) for rows in (64, 16))
     a, b, want = operands("s8", 16)
     near = 2**31 - 20
-    body = begin(*layouts, "b32", 8)
+    body = begin(a_layout, b_layout, "b32", 8)
     body += "".join(f"    mov.b32 %d{i}, {near};\n" for i in range(8)) + FENCE
     one = mma(16, "s8", 8, d="s32")
     for text, result in (
         (one, (near + want).astype(np.int64).astype(np.int32)),
         (one.replace(".s32.s8.s8", form), np.minimum(near + want, 2**31 - 1)),
     ):
-        images = [layouts[0].image(a), layouts[1].image(b)]
-        found = launch(body + text + WAIT + out(8), *images, 8)
+        found = launch(body + text + WAIT + out(8), a_layout.image(a), b_layout.image(b), 8)
         assert (matrix_of(found.view(np.int32), 16) == result).all()
     assert (near + want > 2**31 - 1).any()
 

@@ -95,8 +95,8 @@ def _reduce(dev: Device, text: str, n: int = 300) -> tuple[Buffer, np.ndarray]:
     values = _numbers(n)
     blocks = -(-n // 128)
     sums, copies = dev.empty(blocks, np.uint32, name="sums"), dev.empty(n, np.uint32, name="copies")
-    arguments = [dev.from_numpy(values, name="in"), sums, copies, n]
-    dev.load_ptx(text).kernel("k").launch(blocks, 128, arguments)
+    inputs = dev.from_numpy(values, name="in")
+    dev.load_ptx(text).kernel("k").launch(blocks, 128, [inputs, sums, copies, n])
     padded = np.zeros(128 * blocks, np.uint32)
     padded[:n] = values
     return sums, padded.reshape(blocks, 128).sum(1, dtype=np.uint32)

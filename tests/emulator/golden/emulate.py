@@ -39,7 +39,8 @@ def run(case: Case, *, order: str = "round_robin", seed: int = 0) -> Answer:
 
 def modelled(dev: Device, text: str) -> tuple[Kernel, tuple[str, ...]]:
     """The entry ``k`` without the lines that the emulator refuses, and these."""
-    lines, left_out = text.splitlines(), []
+    lines = text.splitlines()
+    left_out: list[str] = []
     while True:
         try:
             return dev.load_ptx("\n".join(lines)).kernel("k"), tuple(left_out)

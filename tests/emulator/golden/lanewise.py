@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def _one(snippet: str, offset: int) -> list[str]:
     return [*lines, f"st.global.b{result[1]} [%rd21+{offset}], %d{result[1]};"]
 
 
-def _over(pattern: str, *alternatives: Sequence[str]) -> list[str]:
+def _over(pattern: str, *alternatives: Iterable[str]) -> list[str]:
     """The pattern with every combination of alternatives in place of <0>, <1>, ..."""
     texts = [pattern]
     for i, choices in enumerate(alternatives):

@@ -68,7 +68,7 @@ def operands(product: Product) -> dict[str, Any]:
 def compute(product: Product, device: str) -> np.ndarray:
     """Bytes of the output of the portable kernel: on a GPU, or emulated for CPU tensors."""
     backend = "portable" if device == "cuda" else "emulated"
-    arguments = {
+    arguments: dict[str, Any] = {
         name: value.to(device) if isinstance(value, (torch.Tensor, NVFP4Array)) else value
         for name, value in operands(product).items()
     }

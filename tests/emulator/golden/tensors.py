@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def _box_bytes(spec: TensorMapSpec) -> int:
     return int(total)
 
 
-def _coordinates(coordinates: list[tuple[int, ...]]) -> tuple[np.ndarray, str, str]:
+def _coordinates(coordinates: Sequence[tuple[int, ...]]) -> tuple[np.ndarray, str, str]:
     """[CTAs, 8] int32, the lines that load a CTA's into %r20 and up, and their list."""
     table = np.zeros((len(coordinates), 8), np.int32)
     for row, coordinate in zip(table, coordinates, strict=True):
@@ -52,7 +53,7 @@ _BEGIN = """
 """
 
 
-def load(name: str, spec: TensorMapSpec, num_bytes: int, where: list[tuple[int, ...]]) -> Case:
+def load(name: str, spec: TensorMapSpec, num_bytes: int, where: Sequence[tuple[int, ...]]) -> Case:
     """One CTA per coordinate loads its box and writes the bytes as they lie in shared memory."""
     size = _box_bytes(spec)
     table, coordinates, listed = _coordinates(where)
@@ -92,7 +93,9 @@ done:
     return Case(name, text, (tensor, table), size * len(where), len(where), maps=((spec, 0),))
 
 
-def store(name: str, spec: TensorMapSpec, num_bytes: int, where: list[tuple[int, ...]], op: str):
+def store(
+    name: str, spec: TensorMapSpec, num_bytes: int, where: Sequence[tuple[int, ...]], op: str
+):
     """One CTA writes or reduces its box at one coordinate after the other; the output: the tensor.
 
     ``op``: "" stores; else the first coordinate is stored to, the others reduce onto what is there.

@@ -28,15 +28,14 @@ FILES = {
     )
     if (VECTORS / f"{name}.npz").exists()
 }
-CASES = [
-    pytest.param(name, case, id=case.name) for name, file in FILES.items() for case in file.cases()
-]
+NAMED_CASES = [(name, case) for name, file in FILES.items() for case in file.cases()]
+CASES = [pytest.param(name, case, id=case.name) for name, case in NAMED_CASES]
 #: "bulk" is not among them: its CTAs may run a phase ahead of each other, and the copy that one
 #: sends is then counted in the wrong phase of the other's barrier. On the H200 it did not happen.
 IN_ORDERS = [
-    param
-    for param in CASES
-    if param.values[0] in ("memory", "barriers", "tensors") and param.values[1].name != "bulk"
+    pytest.param(name, case, id=case.name)
+    for name, case in NAMED_CASES
+    if name in ("memory", "barriers", "tensors") and case.name != "bulk"
 ]
 
 #: Opcodes of rows that the emulator does not model; their rows are left out of a comparison.
@@ -131,7 +130,7 @@ def test_a_product_of_the_shipped_kernel_agrees_with_the_h200(nvrtc: str, name: 
 
 
 def test_what_is_not_modelled_is_refused() -> None:
-    left_out = [line for param in CASES for line in _left_out(param.values[1])]
+    left_out = [line for _, case in NAMED_CASES for line in _left_out(case)]
     assert {op for op in NOT_MODELLED if any(op in line for line in left_out)} == NOT_MODELLED
 
 
@@ -141,6 +140,6 @@ def _left_out(case: Case) -> tuple[str, ...]:
 
 def test_every_vector_has_a_case() -> None:
     stored = {name for file in FILES for name in vectors(file)[0]}
-    assert stored == {param.values[1].name for param in CASES}
+    assert stored == {case.name for _, case in NAMED_CASES}
     assert set(vectors("products")[0]) == set(PRODUCTS)
     assert {path.stem for path in VECTORS.iterdir()} == {*FILES, "products"}
