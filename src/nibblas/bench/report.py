@@ -89,9 +89,10 @@ def plot(path: Path, lines: Sequence[Line]) -> None:
         axes.bar(left, medians, width, yerr=spread, label=name, error_kw={"linewidth": 0.8})
     for column, key in enumerate(cases):
         floors = {line.floor_us for line in lines if (line.case, line.kind) == key}
-        for floor in floors - {None}:
-            label = "floor" if column == 0 else None
-            axes.hlines(floor, column - 0.45, column + 0.45, colors="black", label=label)
+        for floor in floors:
+            if floor is not None:
+                label = "floor" if column == 0 else "_nolegend_"
+                axes.hlines(floor, column - 0.45, column + 0.45, colors="black", label=label)
     axes.set_yscale("log")
     axes.set_ylabel("us per call, median; bars p10 to p90")
     axes.set_xticks(range(len(cases)), [f"{case}\n{kind}" for case, kind in cases])
