@@ -65,7 +65,6 @@ class PortableConfig:
         aligned: for operands whose every 16-byte piece of a row is aligned, whose K is a multiple
             of ``stage_k`` and N one of ``row_multiple``; the other variant takes anything.
         built_for: NVRTC target whose shared memory the ring is sized to.
-        warps: warps that multiply, 16 weight rows each.
     """
 
     activations: Activations
@@ -75,8 +74,9 @@ class PortableConfig:
     ctas_per_sm: int
     aligned: bool
     built_for: str
-    warps: int = 8
 
+    #: Warps that multiply, 16 weight rows each.
+    warps = 8
     source_name = "portable/grouped_mm.cu"
     entry = "nibblas_portable_grouped_mm"
 

@@ -17,7 +17,7 @@ static __device__ __forceinline__ void copy_unaligned_chunk(u8* to, const u8* fr
 static __device__ __forceinline__ void copy_chunk(void* to, const u8* from, i64 valid, i64 vector) {
   const u32 bytes = static_cast<u32>(clamp_to(valid, 0, kChunkBytes));
   const u32 address = ptx::shared_address(to);
-  if (Config::kAligned || vector == 16) {
+  if (vector == 16) {
     ptx::cp_async_16(address, from, bytes);
   } else if (vector == 8) {
     ptx::cp_async_8(address, from, bytes >= 8 ? 8 : 0);

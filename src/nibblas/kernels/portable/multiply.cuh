@@ -51,7 +51,8 @@ class Multiplier {
  private:
   template <i32 kTiles>
   __device__ __forceinline__ void add_step(const Stage& stage, i32 step, Sums<kTiles>& sums) const {
-    const Chunk* weights = &stage.weights[warp_][0][0] + (weights_at_ ^ weight_place_of(step));
+    // Chunk 4 * step + t of a line is in the place of chunk t with these bits flipped.
+    const Chunk* weights = &stage.weights[warp_][0][0] + (weights_at_ ^ 4 * step);
     const Chunk low = weights[0];
     const Chunk high = weights[8 * kRowChunks];
     const ScalePairs low_scales = weight_scales(stage, step, 0);
@@ -73,8 +74,6 @@ class Multiplier {
     }
   }
 
-  // Chunk 4 * step + t of a line is in place (place of chunk t) ^ this.
-  static __device__ __forceinline__ constexpr i32 weight_place_of(i32 step) { return 4 * step; }
   static_assert(kSteps <= 2, "a line's chunks are at most two steps'");
 
   // Bytes from a scale to the one 8 lines later, and to the next step's.

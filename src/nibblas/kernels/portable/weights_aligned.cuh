@@ -4,7 +4,9 @@
 // for all, so that the others spend their instructions on decoding.
 #pragma once
 
-#include "copy.cuh"
+#include "../common/ptx/address.cuh"
+#include "../common/ptx/async_copy.cuh"
+#include "stage.cuh"
 
 namespace nibblas::portable {
 

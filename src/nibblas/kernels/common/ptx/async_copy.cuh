@@ -49,19 +49,6 @@ static __device__ __forceinline__ void cp_async_4(u32 to, const void* from, u32 
                : "memory");
 }
 
-// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-commit-group
-// Makes the thread's copies since the last call one group, which may be empty.
-static __device__ __forceinline__ void cp_async_commit_group() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-wait-group
-// Waits until at most kPending of the thread's latest groups are unfinished.
-template <u32 kPending>
-static __device__ __forceinline__ void cp_async_wait_group() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-wait-all
 // Waits for all of the thread's copies.
 static __device__ __forceinline__ void cp_async_wait_all() {
