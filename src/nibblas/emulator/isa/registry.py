@@ -7,7 +7,7 @@ closure that executes the instruction for a warp. See docs/emulator.md, "Adding 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from nibblas.emulator.errors import UnsupportedInstruction
@@ -85,9 +85,14 @@ HANDLERS: dict[str, list[Handler]] = {}
 
 @dataclass(frozen=True)
 class Family:
-    """A family of instructions; its name groups the counts of a report."""
+    """A family of instructions; its name groups the counts of a report.
+
+    Attributes:
+        handlers: in the order of the family's file.
+    """
 
     name: str
+    handlers: list[Handler] = field(default_factory=list)
 
     def instruction(
         self,
@@ -117,6 +122,7 @@ class Family:
                 converges,
                 own_guard,
             )
+            self.handlers.append(handler)
             for opcode in {syntax.opcode for syntax in handler.syntaxes}:
                 HANDLERS.setdefault(opcode, []).append(handler)
             return handle

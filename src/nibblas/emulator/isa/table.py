@@ -31,19 +31,23 @@ from nibblas.emulator.isa import (
     warp_ops,
     wgmma,
 )
-from nibblas.emulator.isa.registry import HANDLERS, Handler, find_handler
+from nibblas.emulator.isa.registry import Family, Handler, find_handler
 
 __all__ = ["FAMILIES", "all_handlers", "find_handler"]
 
-FAMILIES = (
+_MODULES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
     *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid, wgmma),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
     *(mma, matrix_memory, atomics, system),
 )
 
+FAMILIES: tuple[Family, ...] = tuple(
+    getattr(module, module.__name__.rpartition(".")[2]) for module in _MODULES
+)
+"""A module's family bears the module's name."""
+
 
 def all_handlers() -> list[Handler]:
     """Every handler once, in the order of the families and their files."""
-    seen: dict[int, Handler] = {id(h): h for handlers in HANDLERS.values() for h in handlers}
-    return list(seen.values())
+    return [handler for family in FAMILIES for handler in family.handlers]
