@@ -53,6 +53,38 @@ def test_vector_add(text: str, order: str) -> None:
     assert report.total_instructions == sum(report.instructions.values())
 
 
+@pytest.mark.parametrize(
+    ("arch", "target"),
+    [
+        *(("sm_100", "sm_100f"), ("sm_100", "sm_100a"), ("sm_103", "sm_100f")),
+        *(("sm_103", "sm_103a"), ("sm_120", "sm_120f"), ("sm_120", "sm_120a")),
+    ],
+)
+def test_blackwell_runs_text_for_its_targets(arch: str, target: str) -> None:
+    dev = Device(arch)
+    a = np.arange(100, dtype=np.float32)
+    c = dev.empty(100, np.float32)
+    kernel = dev.load_ptx(cuda_ptx(SOURCE, target=target)).kernel("add")
+    kernel.launch(1, 128, [dev.from_numpy(a), dev.from_numpy(a), c, 100])
+    assert (c.to_numpy() == 2 * a).all()
+
+
+@pytest.mark.parametrize(
+    ("arch", "sms", "shared_kib", "cluster"),
+    [("sm_100", 148, 227, 16), ("sm_103", 148, 227, 16), ("sm_120", 188, 99, 8)],
+)
+def test_blackwell_limits(text: str, arch: str, sms: int, shared_kib: int, cluster: int) -> None:
+    dev = Device(arch)
+    kernel = dev.load_ptx(text).kernel("add")
+    a, c = dev.from_numpy(np.zeros(1, np.float32)), dev.empty(1, np.float32)
+    assert dev.num_sms == sms
+    kernel.launch(cluster, 32, [a, a, c, 1], cluster=(cluster, 1, 1), smem=shared_kib << 10)
+    with pytest.raises(LaunchError, match="cluster: got"):
+        kernel.launch(2 * cluster, 32, [a, a, c, 1], cluster=(2 * cluster, 1, 1))
+    with pytest.raises(LaunchError, match="smem: got"):
+        kernel.launch(1, 32, [a, a, c, 1], smem=(shared_kib << 10) + 1)
+
+
 @every_order
 def test_sum_through_shared_memory(text: str, order: str) -> None:
     dev = Device("sm_90", order=order, seed=5)

@@ -160,7 +160,7 @@ def old_nvrtc(monkeypatch: pytest.MonkeyPatch) -> OldNvrtc:
     return nvrtc
 
 
-@pytest.mark.parametrize("target", ["sm_100f", "sm_120f"])
+@pytest.mark.parametrize("target", ["sm_100f", "sm_103a", "sm_103f", "sm_120f"])
 def test_an_nvrtc_older_than_the_target_is_told_with_what_is_needed(
     old_nvrtc: OldNvrtc, target: str
 ) -> None:

@@ -52,7 +52,7 @@ def emulating(
     """Inside, and in this thread, ``backend="emulated"`` runs this way; its reports are kept.
 
     Args:
-        arch: "sm_80" to "sm_90".
+        arch: "sm_80" to "sm_120".
         num_sms: what the launch code sizes its grids to; few make a CTA take several tiles.
         order, seed, shared_begin, max_instructions, unwritten_shared: see ``Device``; the last is
             "nan" unless given.

@@ -85,7 +85,7 @@ class Device:
     >>> x = dev.from_numpy(np.arange(64, dtype=np.float32))
 
     Args:
-        arch: "sm_80" to "sm_90"; decides limits.
+        arch: "sm_80" to "sm_120", a key of ``LIMITS``; decides limits and how tensor cores add.
         seed, order: what is left open is decided by these alone; see ``ORDERS``.
         num_sms: what %nsmid says, and how many CTAs run at once.
         shared_begin: where a CTA's variables begin in its shared memory, a multiple of 16; other

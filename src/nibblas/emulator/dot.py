@@ -21,8 +21,9 @@ from nibblas.emulator.floats import canonical_single
 from nibblas.emulator.formats import FORMATS
 from nibblas.emulator.machine.memory import Array
 
-FRACTION_BITS = {"sm_80": 24, "sm_86": 24, "sm_89": 24, "sm_90": 25, "sm_100": 25, "sm_120": 25}
-STEP_BYTES = {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_90": 32, "sm_100": 32, "sm_120": 32}
+_AMPERE, _HOPPER = ("sm_80", "sm_86", "sm_89"), ("sm_90", "sm_100", "sm_103", "sm_120")
+FRACTION_BITS = {**dict.fromkeys(_AMPERE, 24), **dict.fromkeys(_HOPPER, 25)}
+STEP_BYTES = {**dict.fromkeys(_AMPERE, 16), **dict.fromkeys(_HOPPER, 32)}
 """Bytes of one operand's row that a step takes in."""
 
 NARROW_FRACTION_BITS = 13

@@ -30,11 +30,15 @@ FIRST_RELEASE = {
     "sm_86": (11, 1),
     "sm_89": (11, 8),
     "sm_90a": (12, 0),
+    "sm_100a": (12, 8),
     "sm_100f": (12, 9),
+    "sm_103a": (12, 9),
+    "sm_103f": (12, 9),
+    "sm_120a": (12, 8),
     "sm_120f": (12, 9),
 }
-"""The CUDA release whose NVRTC first compiles for a target. CUDA Features Archive: family-specific
-targets ("f") came with 12.9."""
+"""The CUDA release whose NVRTC first compiles for a target. CUDA Features Archive: sm_100 and
+sm_120 came with 12.8; sm_103 and family-specific targets ("f") with 12.9."""
 
 MAX_STACK_BYTES = 0
 """A stack frame is an array that could not live in registers: local memory in the inner loop."""
