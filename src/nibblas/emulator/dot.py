@@ -127,7 +127,7 @@ def _widened_multiply_add(a: Array, b: Array, c: Array, model: Accumulation, hal
 def _step(products: Array, powers: Array, c: Array, model: Accumulation, half: bool) -> Array:
     """[terms, outputs] and the accumulators [outputs] to new accumulators."""
     single = c.astype(np.float32) if half else c
-    largest = np.maximum(np.maximum.reduce(powers, axis=0), _exponents(single))
+    largest = np.maximum(np.maximum.reduce(powers, axis=0), exponents_of(single))
     scale = 2.0**model.fraction_bits / largest
     np.multiply(products, scale, out=products)
     np.trunc(products, out=products)
@@ -142,7 +142,7 @@ def _ones(count: int) -> Array:
     return np.ones(count)
 
 
-def _exponents(c: Array) -> Array:
+def exponents_of(c: Array) -> Array:
     """2 to the exponent, float32 [outputs]; 2^-126 for what is smaller, 2^127 for infinities."""
     exponents = c.view(np.uint32) & np.uint32(0x7F80_0000)
     bounded: Array = np.minimum(np.maximum(exponents, _LOWEST), _HIGHEST)

@@ -1,4 +1,6 @@
-"""Shared-memory matrix descriptors of wgmma. PTX ISA, "Matrix Descriptor Format".
+"""Shared-memory matrix descriptors: of wgmma, and where the elements lie, for tcgen05 too.
+
+PTX ISA, "Matrix Descriptor Format" of wgmma; tcgen05_descriptors.py decodes those of sm_100.
 
     bits 0-13    start address >> 4        bits 49-51   base offset
     bits 16-29   leading byte offset >> 4  bits 62-63   0: no swizzle, 1: 128, 2: 64, 3: 32 bytes
@@ -13,12 +15,14 @@ same as layouts):
     MN-major  no swizzle   (k % 8) 16 + (k / 8) LBO + (row / T) SBO + (row % T) elements
               swizzle      (k % 8) S + (k / 8) SBO + (row / W) LBO + (row % W) elements, W = S bytes
 
-The swizzle then permutes 16-byte pieces by bits of the address, as tensor copies do.
+The swizzle then permutes 16-byte pieces by bits of the address, as tensor copies do. tcgen05 has
+one that permutes the four 32-byte pieces of 128 bytes; it repeats every 4 rows, not 8, so its
+MN-major layout has k % 4 and k / 4.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -35,18 +39,24 @@ K_BYTES = 32
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A decoded descriptor, all in bytes. ``span``: of the swizzle; 0: none."""
+    """A decoded descriptor, all in bytes.
+
+    Attributes:
+        span: of the swizzle; 0: none. piece: what it permutes.
+    """
 
     start: int
     leading: int
     stride: int
     base_offset: int
     span: int
+    piece: int = 16
 
     def __str__(self) -> str:
+        swizzle = str(self.span or "none") + (" of 32-byte pieces" if self.piece == 32 else "")
         return (
             f"descriptor (start {self.start:#x}, LBO {self.leading}, SBO {self.stride}, base "
-            f"offset {self.base_offset}, swizzle {self.span or 'none'})"
+            f"offset {self.base_offset}, swizzle {swizzle})"
         )
 
 
@@ -75,9 +85,7 @@ def offsets_of(descriptor: Descriptor, rows: int, element_bytes: int, *, mn_majo
         IllegalOperation: the descriptor contradicts itself.
     """
     phase = descriptor.start % _PERIOD
-    moved = Descriptor(
-        phase, descriptor.leading, descriptor.stride, descriptor.base_offset, descriptor.span
-    )
+    moved = replace(descriptor, start=phase)
     relative = _relative(moved, rows, element_bytes, mn_major)
     if relative is None:
         raise IllegalOperation(f"{descriptor}: elements of a {rows}-row operand overlap")
@@ -97,16 +105,16 @@ def _relative(d: Descriptor, rows: int, element_bytes: int, mn_major: bool) -> A
         places = row % 8 * 16 + row // 8 * d.stride + k // piece * d.leading
         places = places + k % piece * element_bytes
     elif d.span:
-        width = d.span // element_bytes
-        places = k % 8 * d.span + k // 8 * d.stride + row // width * d.leading
+        width, repeat = d.span // element_bytes, 8 * 16 // d.piece
+        places = k % repeat * d.span + k // repeat * d.stride + row // width * d.leading
         places = places + row % width * element_bytes
     else:
         places = k % 8 * 16 + k // 8 * d.leading + row // piece * d.stride
         places = places + row % piece * element_bytes
     places = places + d.start
     if d.span:
-        bits = d.span // 16 - 1
-        places = places ^ (((places >> 7) - d.base_offset & bits) << 4)
+        bits = d.span // d.piece - 1
+        places = places ^ (((places >> 7) - d.base_offset & bits) * d.piece)
     if len(np.unique(places)) < places.size:
         return None
     found: Array = places[:, :, None] + np.arange(element_bytes)
