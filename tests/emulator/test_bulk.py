@@ -328,7 +328,7 @@ def test_copy_to_a_peer(order: str) -> None:
 
 def test_copy_to_a_peer_with_a_barrier_elsewhere_is_reported() -> None:
     body = CLUSTER + TO_PEER.replace("256, [%r25]", "256, [%r11]") + WAIT + END
-    with pytest.raises(BarrierError, match="want both in one"):
+    with pytest.raises(BarrierError, match="want both in one,"):
         run(body, grid=2, cluster=2)
 
 

@@ -218,7 +218,7 @@ def test_load_counts_the_bytes_of_the_whole_box() -> None:
             "complete_tx::bytes\n",
             "complete_tx::bytes.cta_group::2\n",
             UnsupportedInstruction,
-            "not",
+            "needs sm_100 or sm_103",
         ),
     ],
 )

@@ -26,6 +26,7 @@ BASE = 0x7F00_0000_0000
     [
         CODES,
         UNPACKED,
+        replace(UNPACKED, data_type="16u6_align16b", swizzle="128b"),
         INTERLEAVED,
         replace(CODES, data_type="16u4_align8b", dims=(4096, 256), box=(256, 64)),
         replace(CODES, dims=(1,), stride_bytes=(), box=(16,)),
@@ -76,6 +77,7 @@ def test_valid_specs_pass(spec: TensorMapSpec) -> None:
         (replace(UNPACKED, box=(64, 64)), "box: .*128 innermost elements"),
         (replace(UNPACKED, stride_bytes=(2064,)), "stride_bytes: .*multiples of 32"),
         (replace(UNPACKED, swizzle="64b"), "swizzle: got '64b'; want 'none' or '128b'"),
+        (replace(UNPACKED, data_type="16u6_align16b", box=(96, 64)), "box: .*128 innermost"),
         (replace(INTERLEAVED, interleave="32b"), "swizzle: got 'none'; want '32b'"),
         (
             replace(INTERLEAVED, interleave="32b", swizzle="32b", stride_bytes=(48, 2048)),

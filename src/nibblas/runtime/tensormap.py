@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from nibblas.runtime.driver import Driver
 
 DataType = Literal[
-    "uint8", "uint16", "uint32", "float16", "bfloat16", "float32", "16u4_align8b", "16u4_align16b"
+    "uint8",
+    "uint16",
+    "uint32",
+    "float16",
+    "bfloat16",
+    "float32",
+    "16u4_align8b",
+    "16u4_align16b",
+    "16u6_align16b",
 ]
 Swizzle = Literal["none", "32b", "64b", "128b"]
 Interleave = Literal["none", "16b", "32b"]
@@ -34,7 +42,11 @@ ELEMENT_BYTES = {
     "float32": Fraction(4),
     "16u4_align8b": Fraction(1, 2),
     "16u4_align16b": Fraction(1, 2),
+    "16u6_align16b": Fraction(3, 4),
 }
+"""In global memory."""
+UNPACKED = ("16u4_align16b", "16u6_align16b")
+"""Types of which 16 elements take 16 bytes of shared memory, the data first, then a gap."""
 FLOATS = ("float16", "bfloat16", "float32")
 SWIZZLE_BYTES = {"32b": 32, "64b": 64, "128b": 128}
 TENSOR_MAP_BYTES = 128
@@ -54,6 +66,7 @@ class TensorMapSpec:
 
     Attributes:
         data_type: type of an element. Packed E2M1 is "uint8" of two codes, or "16u4_align8b".
+            Sizes of "16u..." types are in elements.
         dims: elements of the tensor.
         stride_bytes: from one index to the next, of every dimension but the innermost.
         box: elements that one copy takes; those outside of the tensor read as zero.
@@ -86,7 +99,7 @@ class TensorMapSpec:
     @property
     def alignment_bytes(self) -> int:
         """What the address and the strides must be multiples of."""
-        wide = self.interleave == "32b" or self.data_type == "16u4_align16b"
+        wide = self.interleave == "32b" or self.data_type in UNPACKED
         return 32 if wide else 16
 
     def check(self) -> None:
@@ -172,7 +185,7 @@ def _check_inner(spec: TensorMapSpec) -> None:
     """The innermost dimension, whose bytes are what alignment and swizzling are about."""
     if spec.data_type == "16u4_align8b":
         _check_multiple("dims", spec.dims[:1], 2, "two codes share a byte")
-    if spec.data_type == "16u4_align16b":
+    if spec.data_type in UNPACKED:
         _check_multiple("dims", spec.dims[:1], 128, "the type is unpacked 128 codes at a time")
         if spec.box[0] != 128:
             raise bad_value("box", given=spec.box, wanted="128 innermost elements for this type")
@@ -195,8 +208,8 @@ def _check_inner(spec: TensorMapSpec) -> None:
 def _check_modes(spec: TensorMapSpec) -> None:
     if spec.interleave == "32b" and spec.swizzle != "32b":
         raise bad_value("swizzle", given=repr(spec.swizzle), wanted="'32b' with interleave '32b'")
-    if spec.data_type == "16u4_align16b" and spec.swizzle not in ("none", "128b"):
-        wanted = "'none' or '128b' for 16u4_align16b"
+    if spec.data_type in UNPACKED and spec.swizzle not in ("none", "128b"):
+        wanted = f"'none' or '128b' for {spec.data_type}"
         raise bad_value("swizzle", given=repr(spec.swizzle), wanted=wanted)
     if spec.oob_fill != "none" and spec.data_type not in FLOATS:
         wanted = f"'none': {spec.data_type} has no NaN"

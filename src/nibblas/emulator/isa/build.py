@@ -100,6 +100,11 @@ class Build:
         """To be raised: operands or a combination that this handler does not model."""
         return UnsupportedInstruction(f"{self.instruction}: {reason}", self.instruction.line)
 
+    def require_arch(self, what: str, *archs: str) -> None:
+        """Raises UnsupportedInstruction if the device is none of those that have a feature."""
+        if self.arch not in archs:
+            raise self.refusal(f".{what} needs {' or '.join(archs)}; the device is {self.arch}")
+
     def count(self, *wanted: int) -> int:
         """The number of operands, one of those wanted."""
         given = len(self.operands)

@@ -1,4 +1,4 @@
-"""Tensor copies (TMA), tile mode, 1 to 5 dimensions. PTX ISA, "cp.async.bulk.tensor".
+"""Tensor copies (TMA), tile, gather4 and scatter4 modes. PTX ISA, "cp.async.bulk.tensor".
 
 A load counts the bytes of the whole box on its mbarrier, those outside of the tensor included,
 which arrive as zeros or NaN; a store leaves out what lies outside. Maps come from parameters,
@@ -31,29 +31,43 @@ tensors = Family("tensors")
 _ANCHOR = "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
 _DIM = "dim:1d|2d|3d|4d|5d"
 _ALIGN_SHARED, _ALIGN_MAP = 128, 64
+_PAIRS = ("sm_100", "sm_103")
+_FOUR_ROWS = (*_PAIRS, "sm_120")
+_TO, _COUNTED = "to:shared::cta|shared::cluster", "mbarrier::complete_tx::bytes"
+_MODE, _CTAS = "[mode:tile|tile::gather4]", "[ctas:cta_group::1|cta_group::2]"
 
-MapAt = Callable[[Warp, int], tuple[TensorMap, list[int]]]
-"""(warp, lane) -> the map and the box's coordinates, innermost first."""
+MapAt = Callable[[Warp, int], tuple[TensorMap, Box]]
+"""(warp, lane) -> the map and its box."""
 
 
 def _map_operand(build: Build, index: int) -> MapAt:
-    """``[map, {c0, c1}]``."""
+    """``[map, {c0, c1}]``, innermost first; ``[map, {column, row, row, row, row}]``."""
     operand = build.operands[index]
     if not isinstance(operand, Address) or len(operand.coordinates) != 1:
         raise build.refusal("expected [map, {coordinates}]")
     (coordinates,) = operand.coordinates
     items = coordinates.items if isinstance(coordinates, Vector) else (coordinates,)
     rank = int(build.get("dim")[0])
-    if len(items) != rank:
-        raise build.refusal(f"got {len(items)} coordinates; want {rank}")
+    by_rows = build.get("mode") in ("tile::gather4", "tile::scatter4")
+    if by_rows:
+        narrow = build.get("mode") == "tile::gather4" and build.get("to") != "shared::cluster"
+        build.require_arch(build.get("mode"), *(_FOUR_ROWS if narrow else _PAIRS))
+        if rank != 2:
+            raise build.refusal(f".{build.get('mode')} needs .2d")
+    wanted = 5 if by_rows else rank
+    if len(items) != wanted:
+        raise build.refusal(f"got {len(items)} coordinates; want {wanted}")
     slots = [build.source(item, "s32") for item in items]
     address = build.address(Address(operand.base, operand.offset))
 
-    def find(warp: Warp, lane: int) -> tuple[TensorMap, list[int]]:
+    def find(warp: Warp, lane: int) -> tuple[TensorMap, Box]:
         found = map_at(warp, lane, int(address(warp)[lane]))
         if found.spec.rank != rank:
             raise IllegalOperation(f"a map of rank {found.spec.rank} for a .{rank}d copy")
-        return found, [int(warp.r[slot][lane].astype(np.int32)) for slot in slots]
+        numbers = [int(warp.r[slot][lane].astype(np.int32)) for slot in slots]
+        if by_rows:
+            return found.four_rows, found.four_rows.gather(numbers[0], numbers[1:])
+        return found, found.box(numbers)
 
     return find
 
@@ -91,8 +105,10 @@ def _tensor_memory(warp: Warp, found: TensorMap, box: Box, what: str) -> tuple[M
 
 
 @tensors.instruction(
-    f"cp async bulk tensor {_DIM} to:shared::cta|shared::cluster global [tile] "
-    "mbarrier::complete_tx::bytes [multicast::cluster] [L2::cache_hint]",
+    f"cp async bulk tensor {_DIM} {_TO} global {_MODE} {_COUNTED} [multicast::cluster] {_CTAS} "
+    "[L2::cache_hint]",
+    f"cp async bulk tensor {_DIM} {_MODE} {_CTAS} {_TO} global {_COUNTED} [multicast::cluster] "
+    "[L2::cache_hint]",  # the order in which CUTLASS writes them
     section="cp.async.bulk.tensor",
     anchor=_ANCHOR,
 )
@@ -101,17 +117,19 @@ def load(build: Build) -> Step:
     multicast, own = build.has("multicast::cluster"), build.get("to") == "shared::cta"
     if multicast and own:
         raise build.refusal(".multicast::cluster needs .shared::cluster")
+    if build.has("ctas"):
+        build.require_arch(build.get("ctas"), *_PAIRS)
+    paired = build.get("ctas") == "cta_group::2"
     build.count(3 + multicast + build.has("L2::cache_hint"))
     to, find, barrier = build.address(0), _map_operand(build, 1), build.address(2)
     mask_slot = build.source(3, "u16", wider=True) if multicast else None
     instruction, what = build.instruction, "cp.async.bulk.tensor"
 
     def copy(warp: Warp, lane: int) -> None:
-        found, coordinates = find(warp, lane)
+        found, box = find(warp, lane)
         address = int(to(warp)[lane])
         check_aligned("destination", address, _ALIGN_SHARED)
         mask = value_of(warp, mask_slot, lane) & 0xFFFF if multicast else None
-        box = found.box(coordinates)
         memory, offsets = _tensor_memory(warp, found, box, what)
         check_source(memory, offsets, what)
 
@@ -133,6 +151,7 @@ def load(build: Build) -> Step:
                 found.num_bytes,
                 mask=mask,
                 own=own,
+                paired=paired,
             ),
             read=read,
             order=found.order,
@@ -142,7 +161,8 @@ def load(build: Build) -> Step:
 
 
 @tensors.instruction(
-    f"cp async bulk tensor {_DIM} global shared::cta [tile] bulk_group [L2::cache_hint]",
+    f"cp async bulk tensor {_DIM} global shared::cta [mode:tile|tile::scatter4] bulk_group "
+    "[L2::cache_hint]",
     section="cp.async.bulk.tensor",
     anchor=_ANCHOR,
 )
@@ -168,11 +188,12 @@ def _store(build: Build, what: str, operation: str) -> Step:
     instruction = build.instruction
 
     def copy(warp: Warp, lane: int) -> None:
-        found, coordinates = find(warp, lane)
+        found, box = find(warp, lane)
+        if found.padded:
+            raise IllegalOperation(f"{what} of {found.spec.data_type} to global memory")
         address, size = int(source(warp)[lane]), found.num_bytes
         check_aligned("source", address, _ALIGN_SHARED)
         shared, base = LOCATE["shared::cta"](warp, lane, address, size)
-        box = found.box(coordinates)
         memory, offsets = _tensor_memory(warp, found, box, what)
         if memory.read_only:
             raise IllegalOperation(f"{what} writes {memory.name}, which is read-only")
@@ -200,7 +221,7 @@ def _reduction_type(found: TensorMap, operation: str) -> str:
 
 
 @tensors.instruction(
-    f"cp async bulk prefetch tensor {_DIM} L2 global [tile] [L2::cache_hint]",
+    f"cp async bulk prefetch tensor {_DIM} L2 global {_MODE} [L2::cache_hint]",
     section="cp.async.bulk.prefetch.tensor",
     anchor="data-movement-and-conversion-instructions-cp-async-bulk-prefetch-tensor",
 )

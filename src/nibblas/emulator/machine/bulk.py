@@ -1,6 +1,7 @@
 """What bulk copies, one-dimensional and tensor ones, do once their operands are known.
 
-A load is one operation per destination CTA: read, write, count the bytes on that CTA's mbarrier.
+A load is one operation per destination CTA: read, write, count the bytes on that CTA's mbarrier
+(its own, or with ``.cta_group::2`` its pair's).
 Its bytes are claimed until somebody has waited for that phase. A store is one operation: read
 shared memory, write; it belongs to the issuing thread's bulk group, whose wait ends the claims.
 """
@@ -35,7 +36,15 @@ OFFSET_MASK = 0xFF_FFFF
 
 
 def targets_of(
-    warp: Warp, lane: int, to: int, barrier: int, num_bytes: int, *, mask: int | None, own: bool
+    warp: Warp,
+    lane: int,
+    to: int,
+    barrier: int,
+    num_bytes: int,
+    *,
+    mask: int | None,
+    own: bool,
+    paired: bool = False,
 ) -> list[Target]:
     """Where a load goes.
 
@@ -43,6 +52,8 @@ def targets_of(
         to, barrier: shared addresses. mask: CTAs of a multicast, which all receive the bytes at
             the same offset and count them on the barrier at the same offset.
         own: the addresses are of ``.shared::cta``.
+        paired: ``.cta_group::2``: the barrier may be in the other CTA of the pair, and those of a
+            multicast are in the even or odd CTA of each pair as the given one is.
 
     Raises:
         IllegalOperation, BarrierError, OutOfBounds.
@@ -51,10 +62,11 @@ def targets_of(
     if mask is None:
         if own and {to >> 24, barrier >> 24} != {warp.cta.rank}:
             raise IllegalOperation(f"a .shared::cta address of CTA {to >> 24} of the cluster")
-        if to >> 24 != barrier >> 24:
+        if to >> 25 != barrier >> 25 if paired else to >> 24 != barrier >> 24:
+            wanted = "one pair" if paired else "one, or in one pair with .cta_group::2"
             raise BarrierError(
                 f"the bytes go to CTA {to >> 24} of the cluster, its mbarrier is in CTA "
-                f"{barrier >> 24}: want both in one"
+                f"{barrier >> 24}: want both in {wanted}"
             )
         ranks = [to >> 24]
     else:
@@ -67,7 +79,8 @@ def targets_of(
     for rank in ranks:
         address = rank << 24 | to & OFFSET_MASK
         memory, base = locate_shared_cluster(warp, lane, address, num_bytes)
-        place = rank << 24 | barrier & OFFSET_MASK
+        counted_by = rank & ~1 | barrier >> 24 & 1 if paired else rank
+        place = counted_by << 24 | barrier & OFFSET_MASK
         check_aligned("mbarrier", place, 8)
         holder, start = locate_shared_cluster(warp, lane, place, 8)
         targets.append((memory, address - base, find_barrier(holder, place - start)))

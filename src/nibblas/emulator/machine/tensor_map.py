@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import get_args
 
 import numpy as np
 
 from nibblas.emulator.errors import IllegalOperation
-from nibblas.emulator.machine.memory import Array
+from nibblas.emulator.machine.memory import POISON, Array
 from nibblas.runtime.tensormap import (
     ELEMENT_BYTES,
     SWIZZLE_BYTES,
     TENSOR_MAP_BYTES,
+    UNPACKED,
     DataType,
     L2Promotion,
     OobFill,
@@ -42,6 +43,7 @@ ELEMENT_TYPES: dict[int, DataType] = {
     10: "bfloat16",
     13: "16u4_align8b",
     14: "16u4_align16b",
+    15: "16u6_align16b",
 }
 INTERLEAVES = ("none", "16b", "32b")
 SWIZZLES = ("none", "32b", "64b", "128b")
@@ -65,6 +67,12 @@ _LAYOUT = struct.Struct("<Q6B2x5Q4Q5H5B")
 
 _SWIZZLE_PERIOD = 1024
 """Bytes after which every swizzle pattern repeats, at most."""
+
+_GROUP = 16
+"""Elements of a type in ``UNPACKED`` that take 16 bytes of shared memory, the data first. PTX ISA,
+"Packing Formats of sub-byte types": .b4x16_p64 and .b6x16_p32."""
+_COLUMNS = 128
+"""The first coordinate of those types is a multiple of it."""
 
 _NANS = {
     "float16": np.uint16(0x7FFF),
@@ -120,14 +128,17 @@ class TensorMap:
 
     Attributes:
         address: of the tensor. spec: all else.
-        rows: of a box, all dimensions but the innermost. row_bytes: of a row.
+        rows: of a box, all dimensions but the innermost. row_bytes: of a row in shared memory.
         num_bytes: of a box in shared memory; what a copy counts on its mbarrier, tails included.
+        padded: 16 elements do not fill their 16 bytes of shared memory; what a load leaves in the
+            rest is poison here (the PTX ISA does not say).
     """
 
     def __init__(self, spec: TensorMapSpec, address: int) -> None:
         self.spec, self.address = spec, address
         self.element_bits = int(ELEMENT_BYTES[spec.data_type] * 8)
-        self.row_bytes = spec.box[0] * self.element_bits // 8
+        self.padded = spec.data_type in UNPACKED
+        self.row_bytes = row_bytes(spec)
         self._counts = [
             -(-box // step) for box, step in zip(spec.box[1:], spec.steps[1:], strict=True)
         ]
@@ -135,6 +146,10 @@ class TensorMap:
         self.num_bytes = self.rows * self.row_bytes
         self._orders: dict[int, Array] = {}
         self._fill = np.zeros(self.num_bytes, np.uint8)
+        self._is_data = np.ones(self.row_bytes, bool)
+        if self.padded:
+            self._is_data = np.arange(self.row_bytes) % 16 < _GROUP * self.element_bits // 8
+            self._fill.reshape(self.rows, -1)[:, ~self._is_data] = POISON
         if spec.oob_fill != "none":
             nan = _NANS[spec.data_type]
             self._fill = np.full(self.num_bytes // nan.itemsize, nan).view(np.uint8)
@@ -155,13 +170,43 @@ class TensorMap:
             index = first + step * np.arange(count, dtype=np.int64)
             inside = (((index >= 0) & (index < extent))[:, None] & inside).reshape(-1)
             offsets = ((index * stride)[:, None] + offsets).reshape(-1)
-        first_byte, odd = divmod(coordinates[0] * self.element_bits, 8)
+        return self._rows_at(coordinates[0], inside, offsets)
+
+    @cached_property
+    def four_rows(self) -> TensorMap:
+        """For .tile::gather4 and scatter4: the box is four rows, each with an index of its own.
+
+        Raises:
+            IllegalOperation: the map is not one of single rows.
+        """
+        spec = self.spec
+        if spec.rank != 2 or spec.box[1] != 1 or spec.steps != (1, 1):
+            raise IllegalOperation(
+                f"four rows of a map of rank {spec.rank}, box {spec.box}, element strides "
+                f"{spec.steps}: want rank 2, a box of one row, and no strides"
+            )
+        return TensorMap(replace(spec, box=(spec.box[0], 4)), self.address)
+
+    def gather(self, column: int, rows: Sequence[int]) -> Box:
+        """Which bytes the rows of these indices have in global memory, from one column."""
+        index = np.array(rows, np.int64)
+        inside = (index >= 0) & (index < self.spec.dims[1])
+        return self._rows_at(column, inside, index * self.spec.stride_bytes[0])
+
+    def _rows_at(self, column: int, inside: Array, offsets: Array) -> Box:
+        """The box whose rows lie inside the tensor or not, at offsets; both [rows]."""
+        if self.padded and column % _COLUMNS:
+            raise IllegalOperation(
+                f"coordinate {column} of a map of {self.spec.data_type}: want a multiple of "
+                f"{_COLUMNS}"
+            )
+        first_byte, odd = divmod(column * self.element_bits, 8)
         if odd:
-            raise IllegalOperation(f"coordinate {coordinates[0]} begins within a byte")
-        column = first_byte + np.arange(self.row_bytes, dtype=np.int64)
-        columns = (column >= 0) & (column < self.spec.dims[0] * self.element_bits // 8)
-        every = inside[:, None] & columns
-        return Box((offsets[:, None] + column)[every], every)
+            raise IllegalOperation(f"coordinate {column} begins within a byte")
+        places = first_byte + np.cumsum(self._is_data) - 1  # of padding: of the byte before it
+        columns = (places >= 0) & (places < self.spec.dims[0] * self.element_bits // 8)
+        every = inside[:, None] & columns & self._is_data
+        return Box((offsets[:, None] + places)[every], every)
 
     def fill(self) -> Array:
         """A box full of what stands outside the tensor. uint8 [num_bytes]"""
@@ -181,6 +226,13 @@ class TensorMap:
             places = phase + np.arange(self.num_bytes, dtype=np.int64)
             self._orders[phase] = swizzled(places, SWIZZLE_BYTES[self.spec.swizzle])
         return self._orders[phase] + (offset - phase)
+
+
+def row_bytes(spec: TensorMapSpec) -> int:
+    """Of a row of the box, in shared memory."""
+    if spec.data_type in UNPACKED:
+        return spec.box[0] // _GROUP * 16
+    return int(spec.box[0] * ELEMENT_BYTES[spec.data_type])
 
 
 def swizzled(addresses: Array, span: int) -> Array:
@@ -222,12 +274,11 @@ def decode(data: bytes) -> TensorMap:
         spec.check_address(address)
     except ValueError as error:
         raise IllegalOperation(f"no tensor map that the driver would make: {error}") from None
-    if spec.interleave != "none" or spec.data_type == "16u4_align16b":
-        raise IllegalOperation("interleaved maps and 16u4_align16b are not modelled")
+    if spec.interleave != "none":
+        raise IllegalOperation("interleaved maps are not modelled")
     span = SWIZZLE_BYTES.get(spec.swizzle)
-    row_bytes = spec.box[0] * ELEMENT_BYTES[spec.data_type]
-    if span is not None and row_bytes != span:
+    if span is not None and row_bytes(spec) != span:
         raise IllegalOperation(
-            f"box rows of {int(row_bytes)} bytes under a swizzle of {span} are not modelled"
+            f"box rows of {row_bytes(spec)} bytes under a swizzle of {span} are not modelled"
         )
     return TensorMap(spec, address)
