@@ -19,6 +19,7 @@ from nibblas.emulator.machine.memory import (
     AddressMap,
     Memory,
 )
+from nibblas.emulator.machine.tensor_order import Rules
 from nibblas.emulator.maps import TensorMap, make_map
 from nibblas.emulator.order import ORDERS, make_order
 from nibblas.emulator.program import Program, decode
@@ -93,7 +94,9 @@ class Device:
         max_instructions: of one launch, before NoProgress.
         unwritten_shared: reading shared memory that nothing has written: "error", or "nan", for
             kernels that compute on such bytes and do not use what comes of it. They are then 0xFF,
-            a NaN in every format.
+            a NaN in every format. Tensor memory is treated alike.
+        rules: what orders tcgen05 operations: "ptx", only what the PTX ISA promises, or "hardware",
+            what devices are known to do; see machine/tensor_order.py.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Device:
         shared_begin: int = SHARED_BEGIN,
         max_instructions: int = MAX_INSTRUCTIONS,
         unwritten_shared: UnwrittenShared = "error",
+        rules: Rules = "ptx",
     ) -> None:
         if arch not in LIMITS:
             raise bad_value("arch", given=repr(arch), wanted=f"one of {', '.join(LIMITS)}")
@@ -117,7 +121,9 @@ class Device:
             raise bad_value(
                 "unwritten_shared", given=repr(unwritten_shared), wanted="'error' or 'nan'"
             )
-        self.arch, self.seed, self.order = arch, seed, order
+        if rules not in get_args(Rules):
+            raise bad_value("rules", given=repr(rules), wanted="'ptx' or 'hardware'")
+        self.arch, self.seed, self.order, self.rules = arch, seed, order, rules
         self.limits: Limits = LIMITS[arch]
         self.num_sms = num_sms or self.limits.num_sms
         self.shared_begin = shared_begin
@@ -313,6 +319,8 @@ class Kernel:
                 max_instructions=device.max_instructions,
                 programmatic=programmatic,
                 shared_is_nan=device.unwritten_shared == "nan",
+                rules=device.rules,
+                seed=device.seed,
             ).run()
         finally:
             addresses.free(params)

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nibblas.emulator.errors import DataRace, OutOfBounds, UnfinishedWork, UninitialisedRead
+from nibblas.emulator.errors import DataRace, UnfinishedWork, UninitialisedRead
 from nibblas.emulator.machine.memory import (
     ASYNC_READING,
     ASYNC_WRITING,
     GENERIC_DIRTY,
     INITIALISED,
-    Array,
-    Memory,
+    Claimable,
+    Where,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Claim:
     __slots__ = ("held", "memory", "site", "what", "where", "writes")
 
     def __init__(
-        self, memory: Memory, where: slice | Array, what: str, site: Site, *, writes: bool
+        self, memory: Claimable, where: Where, what: str, site: Site, *, writes: bool
     ) -> None:
         self.memory, self.where, self.writes = memory, where, writes
         self.what, self.site = what, site
@@ -92,14 +92,14 @@ class Claim:
 
 
 def claim_read(
-    memory: Memory, where: slice | Array, what: str, site: Site, *, proxy: bool = True
+    memory: Claimable, where: Where, what: str, site: Site, *, proxy: bool = True
 ) -> Claim:
     """Claims bytes that an operation reads; arguments and errors as in ``check_readable``."""
     check_readable(memory, where, what, proxy=proxy)
     return Claim(memory, where, what, site, writes=False)
 
 
-def check_readable(memory: Memory, where: slice | Array, what: str, *, proxy: bool = True) -> None:
+def check_readable(memory: Claimable, where: Where, what: str, *, proxy: bool = True) -> None:
     """Raises if an operation that is issued now may not read some bytes.
 
     Args:
@@ -108,29 +108,29 @@ def check_readable(memory: Memory, where: slice | Array, what: str, *, proxy: bo
     Raises:
         DataRace, UninitialisedRead, OutOfBounds.
     """
-    _check_bounds(memory, where, what)
+    memory.check_bounds(where, what)
     states = memory.state[where]
     if (states & ASYNC_WRITING).any():
         raise DataRace(
-            f"{what} reads {_place(memory, where, states & ASYNC_WRITING)}, which "
+            f"{what} reads {memory.place(where, states & ASYNC_WRITING)}, which "
             f"{_other(memory, writes=True)} writes; nothing has waited for it"
         )
     if not (states & INITIALISED).all():
         missing = (states & INITIALISED) == 0
         raise UninitialisedRead(
-            f"{what} reads {_place(memory, where, missing)}, of which {int(missing.sum())} bytes "
+            f"{what} reads {memory.place(where, missing)}, of which {int(missing.sum())} bytes "
             "were never written"
         )
     if proxy and (states & GENERIC_DIRTY).any():
         raise DataRace(
-            f"{what} reads {_place(memory, where, states & GENERIC_DIRTY)}, which ordinary stores "
+            f"{what} reads {memory.place(where, states & GENERIC_DIRTY)}, which ordinary stores "
             "wrote: the threads that stored must execute fence.proxy.async before the barrier "
             "that precedes the operation"
         )
 
 
 def claim_write(
-    memory: Memory, where: slice | Array, what: str, site: Site, *, alone: bool = True
+    memory: Claimable, where: Where, what: str, site: Site, *, alone: bool = True
 ) -> Claim:
     """Claims bytes that an operation writes.
 
@@ -140,21 +140,21 @@ def claim_write(
     Raises:
         DataRace, OutOfBounds.
     """
-    _check_bounds(memory, where, what)
+    memory.check_bounds(where, what)
     if memory.claims:
         states = memory.state[where]
         busy = states & ((ASYNC_READING | ASYNC_WRITING) if alone else ASYNC_READING)
         if busy.any():
             writes = bool((busy & ASYNC_WRITING).any())
             raise DataRace(
-                f"{what} writes {_place(memory, where, busy)}, which "
+                f"{what} writes {memory.place(where, busy)}, which "
                 f"{_other(memory, writes=writes)} {'writes' if writes else 'reads'}; nothing has "
                 "waited for it"
             )
     return Claim(memory, where, what, site, writes=True)
 
 
-def check_unfinished(memory: Memory) -> None:
+def check_unfinished(memory: Claimable) -> None:
     """Raises UnfinishedWork if shared memory of a CTA that ends is still claimed."""
     if not memory.claims:
         return
@@ -168,27 +168,7 @@ def check_unfinished(memory: Memory) -> None:
     )
 
 
-def _check_bounds(memory: Memory, where: slice | Array, what: str) -> None:
-    if isinstance(where, slice):
-        low, high = where.start, where.stop
-    elif where.size:
-        low, high = int(where.min()), int(where.max()) + 1
-    else:
-        return
-    if low < 0 or high > memory.num_bytes:
-        raise OutOfBounds(
-            f"{what} reaches bytes {low} to {high} of {memory.name}, which has {memory.num_bytes}"
-        )
-
-
-def _place(memory: Memory, where: slice | Array, flags: Array) -> str:
-    """Where the first flagged byte is."""
-    first = int(np.flatnonzero(flags)[0])
-    offset = where.start + first if isinstance(where, slice) else int(where.reshape(-1)[first])
-    return f"byte {offset:#x} of {memory.name}"
-
-
-def _other(memory: Memory, *, writes: bool) -> str:
+def _other(memory: Claimable, *, writes: bool) -> str:
     """A claim of that kind, for messages."""
     for claim in memory.claims.values():
         if claim.writes == writes:

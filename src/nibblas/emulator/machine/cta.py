@@ -18,6 +18,9 @@ from nibblas.emulator.machine.memory import (
     shared_base,
 )
 from nibblas.emulator.machine.registers import RegisterPool
+from nibblas.emulator.machine.tensor_allocation import Allocator
+from nibblas.emulator.machine.tensor_memory import TensorMemory
+from nibblas.emulator.machine.tensor_pipe import TensorPipe
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.machine.warpgroup import WARPS, Warpgroup
 
@@ -49,6 +52,24 @@ class Cluster:
         self.ctas = [Cta(self, rank, position(rank, shape), index) for rank in range(extent(shape))]
         self.memories = [cta.shared for cta in self.ctas]
         self.barrier = ClusterBarrier(self)
+        self._pipes: dict[int, TensorPipe] = {}
+        self._allocators: dict[tuple[int, int], Allocator] = {}
+
+    def tensor_pipe(self, pair: int) -> TensorPipe:
+        """The tensor core's queue of a pair of CTAs."""
+        if pair not in self._pipes:
+            self._pipes[pair] = TensorPipe(self.machine)
+        return self._pipes[pair]
+
+    def tensor_allocator(self, ctas: list[Cta]) -> Allocator:
+        """Who hands out tensor memory of one CTA, or of a pair."""
+        key = ctas[0].rank, len(ctas)
+        if key not in self._allocators:
+            machine = self.machine
+            self._allocators[key] = Allocator(
+                ctas, seed=machine.seed, hardware=machine.rules == "hardware"
+            )
+        return self._allocators[key]
 
     def shared_of(self, rank: int) -> Memory:
         """Shared memory of a CTA of the cluster; OutOfBounds if that CTA has exited."""
@@ -108,11 +129,30 @@ class Cta:
         self.register_pool = RegisterPool(self)
         self.overlaps = machine.programmatic
         self._warpgroups: dict[int, Warpgroup] = {}
+        self._tensor_memory: TensorMemory | None = None
         self._left = self.num_warps
 
     @property
     def finished(self) -> bool:
         return self._left == 0
+
+    @property
+    def pair(self) -> list[Cta]:
+        """The CTAs of its pair, the even one first; only itself where it has no peer."""
+        even = self.rank & ~1
+        return self.cluster.ctas[even : even + 2]
+
+    @property
+    def tensor_memory(self) -> TensorMemory:
+        if self._tensor_memory is None:
+            self._tensor_memory = TensorMemory(
+                f"tensor memory of CTA {self.index}", is_nan=self.machine.shared_is_nan
+            )
+        return self._tensor_memory
+
+    @property
+    def tensor_pipe(self) -> TensorPipe:
+        return self.cluster.tensor_pipe(self.rank >> 1)
 
     def check_grid_dependency(self, memory: Memory, lane: int) -> None:
         """Raises if global memory is written while the grid before this one may still run."""
@@ -137,6 +177,8 @@ class Cta:
             barrier.threads_exited(left)
         if self.finished:
             check_unfinished(self.shared)
+            if self._tensor_memory is not None:
+                self._tensor_memory.check_end()
             self.machine.cta_finished(self)
 
     def _registers(self) -> list[Array]:

@@ -15,6 +15,7 @@ from nibblas.emulator.report import Report
 
 if TYPE_CHECKING:
     from nibblas.emulator.machine.memory import AddressMap
+    from nibblas.emulator.machine.tensor_order import Rules
     from nibblas.emulator.order import Order
     from nibblas.emulator.program import Program
 
@@ -26,7 +27,10 @@ class Machine:
         program: the kernel. addresses: the device's memory.
         grid, block, cluster: in CTAs, threads and CTAs.
         shared_begin: offset of the first variable in a CTA's shared memory.
-        shared_is_nan: it begins as bytes 0xFF that may be read, else as bytes that may not.
+        shared_is_nan: it begins as bytes 0xFF that may be read, else as bytes that may not; so
+            does tensor memory.
+        rules: what orders operations on tensor memory; see tensor_order.py. seed: for choices.
+        cta_group: that of the kernel's tcgen05 instructions; 0 before the first.
         shared_bytes: of variables, static and dynamic.
         programmatic: the grid may overlap with the one before it.
         changed_maps: addresses of tensor maps that wait for a fence.
@@ -49,11 +53,15 @@ class Machine:
         max_instructions: int,
         programmatic: bool = False,
         shared_is_nan: bool = False,
+        rules: Rules = "ptx",
+        seed: int = 0,
     ) -> None:
         self.program, self.addresses = program, addresses
         self.grid, self.block, self.cluster = grid, block, cluster
         self.dynamic_bytes, self.shared_begin, self.num_sms = dynamic_bytes, shared_begin, num_sms
         self.shared_is_nan = shared_is_nan
+        self.rules, self.seed, self.cta_group = rules, seed, 0
+        self._now = 0
         self.shared_bytes = program.shared_bytes
         if dynamic_bytes:
             align = program.dynamic_align
@@ -86,6 +94,11 @@ class Machine:
         finally:
             self.addresses.end_grid()
         return self._report(time.perf_counter() - begin)
+
+    def tick(self) -> int:
+        """The time, which it moves on: a number for each event that tensor_order.py compares."""
+        self._now += 1
+        return self._now
 
     def cta_finished(self, cta: Cta) -> None:
         self.scheduler.finish(cta)

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from nibblas.emulator.machine.mbarrier import MBarrier
 
 Array = npt.NDArray[Any]
+Where = slice | Array | tuple[slice, slice]
+"""Pieces of a memory: bytes as a slice or as offsets, each at most once; of tensor memory, lanes
+and columns."""
 
 SHARED_WINDOW = 0x1_7000_0000_0000
 LOCAL_WINDOW = 0x1_7100_0000_0000
@@ -61,16 +64,56 @@ WRITABLE = bytes([0, 1, 2, 3])
 POISON = 0xCD
 
 
-class Memory:
-    """A run of bytes at an address of some window.
+class Claimable:
+    """Memory whose pieces asynchronous operations in flight claim: see claims.py.
 
     Attributes:
-        name: for messages. base: address of the first byte. num_bytes: exact size.
-        data: uint8 [num_bytes]. state: uint8 [num_bytes], flags as above.
-        tracked: whether ordinary reads look at ``state``: 1 for memory that may hold bytes never
+        name: for messages.
+        data: the pieces. state: uint8, the same shape; flags as above.
+        tracked: whether ordinary reads look at ``state``: 1 for memory that may hold pieces never
             written, and 1 more for each operation in flight that writes here.
         watched: whether ordinary writes look at ``state``: operations in flight here.
-        claims: of operations in flight, by id. barriers: mbarriers, by offset.
+        claims: of operations in flight, by id.
+    """
+
+    name: str
+    data: Array
+    state: Array
+    tracked: int
+    watched: int
+    claims: dict[int, Claim]
+    _readers: Array | None = None
+    _writers: Array | None = None
+
+    @property
+    def readers(self) -> Array:
+        """Operations in flight that read each piece. uint16, as ``state``"""
+        if self._readers is None:
+            self._readers = np.zeros(self.state.shape, np.uint16)
+        return self._readers
+
+    @property
+    def writers(self) -> Array:
+        """Operations in flight that write each piece. uint16, as ``state``"""
+        if self._writers is None:
+            self._writers = np.zeros(self.state.shape, np.uint16)
+        return self._writers
+
+    def check_bounds(self, where: Where, what: str) -> None:
+        """Raises OutOfBounds if an operation reaches pieces that are not there."""
+        raise NotImplementedError
+
+    def place(self, where: Where, flags: Array) -> str:
+        """Where the first piece that is flagged lies; flags: as ``state[where]``."""
+        raise NotImplementedError
+
+
+class Memory(Claimable):
+    """A run of bytes at an address of some window.
+
+    Attributes, beside those of Claimable:
+        base: address of the first byte. num_bytes: exact size. barriers: mbarriers, by offset.
+        data, state: [num_bytes], uint8.
         read_only: ordinary writes are refused. guarded: whether they are looked at for that, or
             for coming before the grid's griddepcontrol.wait.
         written: what an ordinary write leaves in ``state``.
@@ -100,8 +143,6 @@ class Memory:
         self.watched = 0
         self.claims: dict[int, Claim] = {}
         self.barriers: dict[int, MBarrier] = {}
-        self._readers: Array | None = None
-        self._writers: Array | None = None
         self._views: dict[tuple[int, int], tuple[Array, Array]] = {}
 
     def __repr__(self) -> str:
@@ -111,19 +152,27 @@ class Memory:
     def end(self) -> int:
         return self.base + self.num_bytes
 
-    @property
-    def readers(self) -> Array:
-        """Operations in flight that read each byte. uint16 [num_bytes]"""
-        if self._readers is None:
-            self._readers = np.zeros(self.num_bytes, np.uint16)
-        return self._readers
+    def check_bounds(self, where: Where, what: str) -> None:
+        if isinstance(where, slice):
+            low, high = where.start, where.stop
+        else:
+            assert isinstance(where, np.ndarray)
+            if not where.size:
+                return
+            low, high = int(where.min()), int(where.max()) + 1
+        if low < 0 or high > self.num_bytes:
+            raise OutOfBounds(
+                f"{what} reaches bytes {low} to {high} of {self.name}, which has {self.num_bytes}"
+            )
 
-    @property
-    def writers(self) -> Array:
-        """Operations in flight that write each byte. uint16 [num_bytes]"""
-        if self._writers is None:
-            self._writers = np.zeros(self.num_bytes, np.uint16)
-        return self._writers
+    def place(self, where: Where, flags: Array) -> str:
+        first = int(np.flatnonzero(flags)[0])
+        if isinstance(where, slice):
+            offset = where.start + first
+        else:
+            assert isinstance(where, np.ndarray)
+            offset = int(where.reshape(-1)[first])
+        return f"byte {offset:#x} of {self.name}"
 
     def view(self, element_bytes: int, count: int) -> tuple[Array, Array]:
         """(data, state) as rows of one access: [n] for one element, else [n, count].

@@ -19,6 +19,7 @@ import numpy as np
 from nibblas.emulator.errors import EmulationError, Site
 from nibblas.emulator.machine.groups import CopyGroups
 from nibblas.emulator.machine.memory import Array, Memory
+from nibblas.emulator.machine.tensor_order import TensorThreads
 from nibblas.emulator.machine.unfenced import UnfencedWrites
 from nibblas.emulator.machine.waiting import Wait, WaitQueue
 from nibblas.emulator.machine.warpgroup import WarpState
@@ -88,6 +89,7 @@ class Warp:
         unfenced: shared memory that its lanes have written since their last proxy fence.
         copies, bulk_copies: groups of cp.async, of cp.async.bulk.
         failed_tests: mbarrier tests that have failed. wgmma: those in flight.
+        tensor: what its threads have done with tensor memory.
     """
 
     def __init__(self, cta: Cta, index: int, registers: list[Array], lanes: int) -> None:
@@ -107,6 +109,7 @@ class Warp:
         self.copies, self.bulk_copies = CopyGroups(), CopyGroups()
         self.failed_tests = 0
         self.wgmma = WarpState()
+        self.tensor = TensorThreads()
         self._in_a_row = 0
 
     def __repr__(self) -> str:
