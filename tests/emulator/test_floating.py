@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from nibblas.emulator import UnsupportedInstruction
 from tests.emulator.instructions import execute
 from tests.emulator.oracle import as_float, edge_floats, rounded
 
@@ -159,6 +160,89 @@ def test_min_max_variants() -> None:
     assert found[2:].view(np.float32).tolist() == [2.0, 2.0]
     found = execute("min.xorsign.abs.f32 %d, %a0, %a1;", a, b, result="f4")
     assert found[2:].tolist() == [-2.0, -2.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
+def test_pairs_are_two_single_operations(name: str, mode: str) -> None:
+    number = OPERATIONS[name][0]
+    columns = operands("f32", 512, number)
+    names = ", ".join(f"%a{i}" for i in range(number))
+    halves = [column.reshape(-1, 2).view(np.uint64).ravel() for column in columns]
+    for flush in ("", ".ftz"):
+        body = f"{name}.{mode}{flush}.f32{{}} %d, {names};"
+        found = execute(body.format("x2"), *halves, result=np.uint64, target="sm_100")
+        single = execute(body.format(""), *columns, target="sm_100")
+        assert (found.view(np.uint32) == single).all()
+    row = [column[7].item() for column in columns]
+    kept = execute(f"{name}.{mode}.f32x2 %d, {names};", *halves, result="u8", target="sm_120")
+    assert same(float(kept.view(np.float32)[7]), expected(name, "f32", mode, tuple(row)))
+
+
+def test_pairs_round_to_nearest_unless_told_otherwise() -> None:
+    a, b = (edge_floats("f32", 256, seed).view(np.uint64) for seed in (1, 2))
+    for name in ("add", "sub", "mul"):
+        default = execute(f"{name}.f32x2 %d, %a0, %a1;", a, b, result="u8", target="sm_100")
+        nearest = execute(f"{name}.rn.f32x2 %d, %a0, %a1;", a, b, result="u8", target="sm_100")
+        assert (default == nearest).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["add", "sub", "fma"])
+def test_mixed_precision_rounds_once(name: str, kind: str, mode: str) -> None:
+    number = OPERATIONS[name][0]
+    codes = [edge_floats("f16", 256, seed).view(np.uint16) for seed in range(number - 1)]
+    if kind == "f16":
+        wide = [code.view(np.float16).astype(np.float32) for code in codes]
+    else:
+        wide = [(code.astype(np.uint32) << 16).view(np.float32) for code in codes]
+    last = edge_floats("f32", 256, 9)
+    last[:64] = -wide[0][:64]
+    names = ", ".join(f"%a{i}" for i in range(number))
+    found = execute(
+        f"{name}.{mode}.f32.{kind} %d, {names};", *codes, last, result="f4", target="sm_100"
+    )
+    for row, got in zip(zip(*(c.tolist() for c in (*wide, last)), strict=True), found, strict=True):
+        assert same(float(got), expected(name, "f32", mode, row)), row
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_min_max_of_three(name: str) -> None:
+    a, b, c = (edge_floats("f32", 512, seed) for seed in (1, 2, 3))
+    pick = min if name == "min" else max
+    for form, signed in (("", True), (".abs", False)):
+        found = execute(
+            f"{name}{form}.f32 %d, %a0, %a1, %a2;", a, b, c, result="f4", target="sm_100"
+        )
+        for row, got in zip(zip(a, b, c, strict=True), found, strict=True):
+            numbers = [float(x) if signed else abs(float(x)) for x in row if x == x]
+            want = pick(numbers, key=lambda x: (x, math.copysign(1, x))) if numbers else math.nan
+            assert same(float(got), want), row
+    found = execute(f"{name}.NaN.f32 %d, %a0, %a1, %a2;", a, b, c, target="sm_100")
+    nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
+    assert (found[nan] == 0x7FFFFFFF).all()
+    assert not np.isnan(found.view("f4")[~nan]).any()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("mul.f32x2 %rd0, %rd1, %rd2;", r"\.f32x2 needs sm_100 or sm_103 or sm_120"),
+        ("add.f32.bf16 %f0, %h0, %f1;", r"\.f32\.bf16 needs sm_100"),
+        ("max.f32 %f0, %f0, %f1, %f2;", "three sources needs sm_100"),
+        ("max.abs.f32 %f0, %f0, %f1;", "both or neither"),
+        ("max.xorsign.f32 %f0, %f0, %f1;", "both or neither"),
+    ],
+)
+def test_what_hopper_has_not(body: str, text: str) -> None:
+    with pytest.raises(UnsupportedInstruction, match=text):
+        execute(body + "mov.u32 %d, 0;", np.zeros(1, np.uint32))
+
+
+def test_xorsign_takes_two_sources() -> None:
+    with pytest.raises(UnsupportedInstruction, match="xorsign with three sources"):
+        execute("max.xorsign.abs.f32 %f0, %f0, %f1, %f2;", np.zeros(1, "u4"), target="sm_100")
 
 
 @pytest.mark.parametrize("kind", ["f32", "f64"])

@@ -97,13 +97,18 @@ def test_both_ctas_of_a_pair_count_on_the_even_one(order: str) -> None:
     assert (found == data.reshape(4, ROWS, ROW)).all()
 
 
-@pytest.mark.parametrize("mechanism", ["cta_group::2", "tile.cta_group::2"])
-def test_the_order_of_the_manual_is_accepted_too(mechanism: str) -> None:
-    mode, _, group = mechanism.rpartition(".")
-    body = OWN_ROWS.replace(".cta_group::2", "").replace(
-        ".global.mbarrier::complete_tx::bytes",
-        f".global{'.' + mode if mode else ''}.mbarrier::complete_tx::bytes.{group}",
-    )
+@pytest.mark.parametrize(
+    "modifiers",
+    [
+        "mbarrier::complete_tx::bytes.cta_group::2",
+        "tile.mbarrier::complete_tx::bytes.cta_group::2",
+        "mbarrier::complete_tx::bytes.tile.cta_group::2",
+        "cta_group::2.tile.mbarrier::complete_tx::bytes",
+    ],
+)
+def test_compilers_write_the_modifiers_in_other_orders(modifiers: str) -> None:
+    body = OWN_ROWS.replace(".cta_group::2", "").replace("mbarrier::complete_tx::bytes", modifiers)
+    assert modifiers in body
     found, data = run_pairs(body + LEADER_WAITS + OUT_BY_CTA)
     assert (found == data.reshape(4, ROWS, ROW)).all()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from nibblas.emulator.errors import Deadlock, IllegalOperation
+from nibblas.emulator.errors import Deadlock, IllegalOperation, UnsupportedInstruction
 from tests.emulator.conftest import Lanes, every_order
 from tests.emulator.instructions import edge_integers, execute
+from tests.emulator.oracle import edge_floats
 
 LANE = np.arange(32)
 
@@ -175,6 +178,33 @@ def test_redux(operation: str, reduce) -> None:
     found = execute(f"redux.sync.{operation} %d, %a0, -1;", values).reshape(-1, 32)
     for row, got in zip(values.reshape(-1, 32), found, strict=True):
         assert set(got.tolist()) == {reduce(row)}
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+@pytest.mark.parametrize("absolute", ["", ".abs"])
+@pytest.mark.parametrize("propagate", ["", ".NaN"])
+def test_redux_of_floats(name: str, absolute: str, propagate: str) -> None:
+    values = edge_floats("f32", 512, 4)
+    values[:32] = np.nan  # a group of nothing else
+    values[32:64] = np.resize([0.0, -0.0], 32)
+    values[64:96] = np.abs(np.nan_to_num(values[64:96])) + 1  # one without
+    operation = f"redux.sync.{name}{absolute}{propagate}.f32"
+    found = execute(f"{operation} %d, %a0, -1;", values, target="sm_100").reshape(-1, 32)
+    for row, got in zip(values.reshape(-1, 32), found, strict=True):
+        numbers = [abs(x) if absolute else x for x in row.tolist() if x == x]
+        assert len(set(got.tolist())) == 1
+        if not numbers or (propagate and len(numbers) < 32):
+            assert got[0] == 0x7FFFFFFF
+            continue
+        pick = min if name == "min" else max
+        want = pick(numbers, key=lambda x: (x, math.copysign(1, x)))
+        assert got[0] == np.float32(want).view(np.uint32)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
+def test_redux_of_floats_is_of_sm_100(arch: str) -> None:
+    with pytest.raises(UnsupportedInstruction, match=f"needs sm_100 or sm_103.*{arch}"):
+        execute("redux.sync.max.f32 %d, %a0, -1;", np.zeros(32, "f4"), target=arch)
 
 
 @every_order

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nibblas.emulator import floats
+from nibblas.emulator.formats import f32_of_bf16
 from nibblas.emulator.isa.build import Build, compute
 from nibblas.emulator.isa.registry import Family, Reference, Step
 from nibblas.emulator.machine.memory import Array
@@ -22,6 +23,7 @@ Function = Callable[..., Array]
 """Of float arrays, one per source."""
 
 _RN = "[rnd:rn|rz|rm|rp]"
+BLACKWELL = ("sm_100", "sm_103", "sm_120")
 
 
 def finished(build: Build, function: Function) -> Function:
@@ -81,16 +83,20 @@ def double(build: Build) -> Step:
     return compute(build, function, *["f64"] * (1 + _SOURCES[opcode]))
 
 
-_SOURCES = {"add": 2, "mul": 2, "fma": 3, "mad": 3, "div": 2, "sqrt": 1}
+_SOURCES = {"add": 2, "sub": 2, "mul": 2, "fma": 3, "mad": 3, "div": 2, "sqrt": 1}
 
 
 @floating.instruction(f"sub {_RN} [ftz] [sat] f32", **_section("sub"))
 def sub_single(build: Build) -> Step:
-    mode = build.get("rnd", "rn")
+    function = finished(build, _subtract(build.get("rnd", "rn")))
+    return compute(build, function, "f32", "f32", "f32")
+
+
+def _subtract(mode: str) -> Function:
     if mode == "rn":
-        return compute(build, finished(build, np.subtract), "f32", "f32", "f32")
+        return np.subtract
     add = floats.add_single(mode)
-    return compute(build, finished(build, lambda a, b: add(a, -b)), "f32", "f32", "f32")
+    return lambda a, b: add(a, -b)
 
 
 @floating.instruction(f"sub {_RN} f64", **_section("sub"))
@@ -99,6 +105,42 @@ def sub_double(build: Build) -> Step:
     add = floats.add_double(mode)
     subtract: Function = np.subtract if mode == "rn" else lambda a, b: add(a, -b)
     return compute(build, floats.nan_double(subtract), "f64", "f64", "f64")
+
+
+@floating.instruction(f"add {_RN} [ftz] f32x2", **_section("add"))
+@floating.instruction(f"sub {_RN} [ftz] f32x2", **_section("sub"))
+@floating.instruction(f"mul {_RN} [ftz] f32x2", **_section("mul"))
+@floating.instruction("fma rnd:rn|rz|rm|rp [ftz] f32x2", **_section("fma"))
+def pairs(build: Build) -> Step:
+    """Two .f32 operations on the halves of .b64 registers."""
+    build.require_arch("f32x2", *BLACKWELL)
+    opcode, mode = build.instruction.opcode, build.get("rnd", "rn")
+    function = finished(build, _subtract(mode) if opcode == "sub" else _SINGLE[opcode](mode))
+
+    def both(*operands: Array) -> Array:
+        halves = [np.ascontiguousarray(operand).view(np.float32) for operand in operands]
+        return function(*halves).view(np.uint64)
+
+    return compute(build, both, *["b64"] * (1 + _SOURCES[opcode]))
+
+
+@floating.instruction(f"add {_RN} [sat] f32 from:f16|bf16", **_section("add"))
+@floating.instruction(f"sub {_RN} [sat] f32 from:f16|bf16", **_section("sub"))
+@floating.instruction("fma rnd:rn|rz|rm|rp [sat] f32 from:f16|bf16", **_section("fma"))
+def mixed(build: Build) -> Step:
+    """All sources but the last are of 16 bits; they are exact in .f32.
+
+    PTX ISA, "Mixed Precision Floating Point Instructions".
+    """
+    kind, opcode, mode = build.get("from"), build.instruction.opcode, build.get("rnd", "rn")
+    build.require_arch(f"f32.{kind}", *BLACKWELL)
+    function = finished(build, _subtract(mode) if opcode == "sub" else _SINGLE[opcode](mode))
+
+    def operate(*operands: Array) -> Array:
+        narrow = [f32_of_bf16(a) if kind == "bf16" else a.astype(np.float32) for a in operands[:-1]]
+        return function(*narrow, operands[-1])
+
+    return compute(build, operate, "f32", *[kind] * (_SOURCES[opcode] - 1), "f32")
 
 
 @floating.instruction("rcp rnd:rn|rz|rm|rp [ftz] f32", **_section("rcp"))
@@ -129,15 +171,26 @@ def sign_double(build: Build) -> Step:
     return compute(build, floats.sign_double(function), "f64", "f64")
 
 
-@floating.instruction("min [ftz] [NaN] f32", "min [ftz] [NaN] xorsign abs f32", **_section("min"))
-@floating.instruction("max [ftz] [NaN] f32", "max [ftz] [NaN] xorsign abs f32", **_section("max"))
+@floating.instruction("min [ftz] [NaN] [xorsign] [abs] f32", **_section("min"))
+@floating.instruction("max [ftz] [NaN] [xorsign] [abs] f32", **_section("max"))
 def extreme_single(build: Build) -> Step:
+    """Two sources, with .xorsign.abs or without; or three, with .abs or without."""
     pick = floats.extreme(build.instruction.opcode == "max", build.has("NaN"))
+    if build.count(3, 4) == 4:
+        build.require_arch("f32 of three sources", *BLACKWELL)
+        if build.has("xorsign"):
+            raise build.refusal(".xorsign with three sources")
+        if build.has("abs"):
+            return compute(
+                build,
+                finished(build, lambda a, b, c: pick(pick(np.abs(a), np.abs(b)), np.abs(c))),
+                *["f32"] * 4,
+            )
+        return compute(build, finished(build, lambda a, b, c: pick(pick(a, b), c)), *["f32"] * 4)
+    if build.has("xorsign") != build.has("abs"):
+        raise build.refusal(".xorsign and .abs with two sources: both or neither")
     if build.has("xorsign"):
         pick = with_xorsign(pick)
-    count = build.count(3, 4)
-    if count == 4:
-        return compute(build, finished(build, lambda a, b, c: pick(pick(a, b), c)), *["f32"] * 4)
     return compute(build, finished(build, pick), "f32", "f32", "f32")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nibblas.emulator.errors import IllegalOperation
+from nibblas.emulator.floats import NAN_32
 from nibblas.emulator.isa.build import DTYPES, Build, bits_dtype, put
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.memory import Array
@@ -309,6 +310,31 @@ def redux(build: Build) -> Step:
         return np.asarray(reduce(warp.r[source].view(dtype)[lanes])).view(bits)
 
     return _each_group(build, dest, bits, build.source(2, "b32"), result)
+
+
+@warp_ops.instruction(
+    "redux sync op:min|max [abs] [NaN] f32",
+    section="redux.sync",
+    anchor=f"{_PARALLEL}-redux-sync",
+    retries=True,
+)
+def redux_single(build: Build) -> Step:
+    """-0 below +0; NaNs are left out, or with .NaN decide; the NaN is the canonical one."""
+    build.count(3)
+    build.require_arch("f32", "sm_100", "sm_103")
+    dest, source = build.dest(0, "f32"), build.source(1, "f32")
+    largest, absolute, propagates = build.get("op") == "max", build.has("abs"), build.has("NaN")
+
+    def result(warp: Warp, lanes: Array) -> object:
+        values = warp.r[source].view(np.float32)[lanes]
+        numbers = values[values == values]
+        if not numbers.size or (propagates and numbers.size < values.size):
+            return NAN_32
+        keys = (np.abs(numbers) if absolute else numbers).view(np.int32)
+        ordered = keys ^ (keys >> 31 & 0x7FFF_FFFF)  # as the numbers are, -0 before +0
+        return keys[ordered.argmax() if largest else ordered.argmin()].view(np.uint32)
+
+    return _each_group(build, dest, bits_dtype("f32"), build.source(2, "b32"), result)
 
 
 @warp_ops.instruction(
