@@ -18,7 +18,7 @@ from nibblas.emulator import (
     UnsupportedInstruction,
 )
 from nibblas.emulator.driver import EmulatedDriver
-from nibblas.emulator.machine.tensor_map import decode
+from nibblas.emulator.machine.tensor_map import decode, encode
 from nibblas.runtime.driver import DriverError
 from nibblas.runtime.tensormap import TensorMapSpec
 from tests.emulator.conftest import entry, every_order
@@ -393,3 +393,21 @@ def test_emulated_driver_encodes_and_refuses_as_the_real_one() -> None:
         driver.encode_tensor_map(spec, 0x1_0008)
     with pytest.raises(DriverError, match="CUDA_ERROR_INVALID_VALUE"):
         driver.encode_tensor_map(replace(spec, box=(128, 8)), 0x1_0000)
+
+
+def test_all_that_a_map_holds_is_in_its_first_half() -> None:
+    """CUTLASS's grouped GEMMs copy 64 bytes of a parameter and publish what they made of them."""
+    largest = TensorMapSpec(
+        "float16",
+        (2**32,) * 5,
+        (2**40 - 16,) * 4,
+        (64, 1, 4, 32, 2),
+        (1, 8, 1, 8, 1),
+        swizzle="128b",
+        l2_promotion="l2_256b",
+        oob_fill="nan_request_zero_fma",
+    )
+    data = encode(largest, 2**64 - 16)
+    assert data[64:] == bytes(64) and data[:8] == (2**64 - 16).to_bytes(8, "little")
+    found = decode(data)
+    assert found.spec == largest and found.address == 2**64 - 16

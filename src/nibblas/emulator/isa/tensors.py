@@ -21,7 +21,7 @@ from nibblas.emulator.machine.bulk import issue_load, issue_store, targets_of
 from nibblas.emulator.machine.memory import Array, Memory
 from nibblas.emulator.machine.reductions import ACCEPTED, MAP_TYPES
 from nibblas.emulator.machine.regions import check_aligned, check_source
-from nibblas.emulator.machine.tensor_map import FIELDS, Box, TensorMap, decode
+from nibblas.emulator.machine.tensor_map import FIELDS, MAP_BYTES_USED, Box, TensorMap, decode
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.ptx.model import Address, Imm, Vector
 from nibblas.runtime.tensormap import TENSOR_MAP_BYTES
@@ -86,8 +86,8 @@ def map_at(warp: Warp, lane: int, address: int) -> TensorMap:
             f"the tensor map at {address:#x} was changed: want "
             "fence.proxy.tensormap::generic.acquire of these 128 bytes before its use"
         )
-    check_read(memory, address - base, TENSOR_MAP_BYTES, lane)
-    return decode(memory.read(address - base, TENSOR_MAP_BYTES))
+    check_read(memory, address - base, MAP_BYTES_USED, lane)
+    return decode(memory.read(address - base, MAP_BYTES_USED))
 
 
 def _tensor_memory(warp: Warp, found: TensorMap, box: Box, what: str) -> tuple[Memory, Array]:
@@ -276,20 +276,20 @@ def replace(build: Build) -> Step:
         raise build.refusal(f".{name} takes a constant")
     value = build.source(operand, kind)
     address, space = build.address(0), build.get("space", "generic")
-    start, code = FIELDS[name]
-    size = {"B": 1, "H": 2, "Q": 8}[code]
+    field = FIELDS[name]
 
     def change(warp: Warp, lane: int) -> None:
         where = int(address(warp)[lane])
         check_aligned("tensor map", where, _ALIGN_SHARED)
         memory, base = LOCATE[space](warp, lane, where, TENSOR_MAP_BYTES)
         number = value_of(warp, value, lane)
-        if number >> 8 * size:
+        if number >> field.width:
             raise IllegalOperation(f"{number} as .{name}")
         offset = where - base
-        check_read(memory, offset, TENSOR_MAP_BYTES, lane)
-        at = offset + start + index * size
-        memory.write(at, number.to_bytes(size, "little"))
+        check_read(memory, offset, MAP_BYTES_USED, lane)
+        bits = int.from_bytes(memory.read(offset, MAP_BYTES_USED), "little")
+        changed = field.put(bits, number, index)
+        memory.write(offset, changed.to_bytes(MAP_BYTES_USED, "little"))
         _changed(warp, memory, where)
 
     return by_lane(change)
@@ -308,7 +308,10 @@ def _changed(warp: Warp, memory: Memory, address: int) -> None:
     converges=True,
 )
 def cp_fenceproxy(build: Build) -> Step:
-    """``[dst], [src], 128``: the warp copies one map and releases it to the tensormap proxy."""
+    """``[dst], [src], 128``: the warp copies one map and releases it to the tensormap proxy.
+
+    Of what a map does not use nothing is copied, so it need not have been written.
+    """
     build.count(3)
     if build.integer(2) != TENSOR_MAP_BYTES:
         raise build.refusal(f"a size other than {TENSOR_MAP_BYTES}")
@@ -321,8 +324,8 @@ def cp_fenceproxy(build: Build) -> Step:
         check_aligned("tensor map", origin, _ALIGN_SHARED)
         shared, start = LOCATE["shared::cta"](warp, lane, origin, TENSOR_MAP_BYTES)
         memory, base = LOCATE["global"](warp, lane, target, TENSOR_MAP_BYTES)
-        check_read(shared, origin - start, TENSOR_MAP_BYTES, lane)
-        memory.write(target - base, shared.read(origin - start, TENSOR_MAP_BYTES))
+        check_read(shared, origin - start, MAP_BYTES_USED, lane)
+        memory.write(target - base, shared.read(origin - start, MAP_BYTES_USED))
         warp.cta.machine.changed_maps.add(target)
 
     return step

@@ -1,19 +1,14 @@
 """Tensor maps: our own 128 bytes, and which bytes a box is in global and in shared memory.
 
-The encoding is the emulator's, with the address in the first eight bytes as on hardware, and every
-field at a place of its own, so that tensormap.replace may build a map from zeros:
-
-    0   address, u64            11  swizzle, u8         56  strides in bytes, u64 [4]
-    8   rank - 1, u8            12  L2 promotion, u8    88  box, u16 [5]
-    9   element type, u8        13  fill, u8            98  element strides, u8 [5]
-    10  interleave, u8          16  dims, u64 [5]
-
-Element types and modes have the numbers of the PTX ISA, "tensormap.replace".
+The encoding is the emulator's. As on hardware the address is the first eight bytes, all that a map
+holds is in the first 64 (CUTLASS's grouped GEMMs carry no more from a parameter to shared memory),
+and every field is at a place of its own, so that tensormap.replace may build a map from zeros. The
+64 bytes are one little-endian number; ``FIELDS`` says which of its bits a field has. Element types
+and modes have the numbers of the PTX ISA, "tensormap.replace".
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -50,20 +45,43 @@ SWIZZLES = ("none", "32b", "64b", "128b")
 FILLS: tuple[OobFill, ...] = get_args(OobFill)
 PROMOTIONS: tuple[L2Promotion, ...] = get_args(L2Promotion)
 
-#: Where tensormap.replace finds a field: (offset, struct format) of its first element.
+MAP_BYTES_USED = 64
+"""Of a map's 128; the others are neither read nor written."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Bits of a map: ``count`` elements of ``width`` bits from bit ``start`` on."""
+
+    start: int
+    width: int
+    count: int = 1
+
+    def get(self, bits: int, index: int = 0) -> int:
+        return bits >> self.start + index * self.width & (1 << self.width) - 1
+
+    def all(self, bits: int) -> tuple[int, ...]:
+        return tuple(self.get(bits, index) for index in range(self.count))
+
+    def put(self, bits: int, value: int, index: int = 0) -> int:
+        """The map with another value, which must fit the width."""
+        at = self.start + index * self.width
+        return bits & ~((1 << self.width) - 1 << at) | value << at
+
+
 FIELDS = {
-    "global_address": (0, "Q"),
-    "rank": (8, "B"),
-    "elemtype": (9, "B"),
-    "interleave_layout": (10, "B"),
-    "swizzle_mode": (11, "B"),
-    "fill_mode": (13, "B"),
-    "global_dim": (16, "Q"),
-    "global_stride": (56, "Q"),
-    "box_dim": (88, "H"),
-    "element_stride": (98, "B"),
+    "global_address": Field(0, 64),
+    "rank": Field(64, 4),  # less one
+    "elemtype": Field(68, 5),
+    "interleave_layout": Field(73, 3),
+    "swizzle_mode": Field(76, 3),
+    "fill_mode": Field(79, 2),
+    "l2_promotion": Field(81, 3),
+    "global_dim": Field(84, 33, 5),
+    "global_stride": Field(249, 41, 4),
+    "box_dim": Field(413, 9, 5),
+    "element_stride": Field(458, 4, 5),
 }
-_LAYOUT = struct.Struct("<Q6B2x5Q4Q5H5B")
 
 _SWIZZLE_PERIOD = 1024
 """Bytes after which every swizzle pattern repeats, at most."""
@@ -90,24 +108,24 @@ def encode(spec: TensorMapSpec, address: int) -> bytes:
     spec.check()
     spec.check_address(address)
     numbers = {name: number for number, name in ELEMENT_TYPES.items()}
-    packed = _LAYOUT.pack(
-        address,
-        spec.rank - 1,
-        numbers[spec.data_type],
-        INTERLEAVES.index(spec.interleave),
-        SWIZZLES.index(spec.swizzle),
-        PROMOTIONS.index(spec.l2_promotion),
-        FILLS.index(spec.oob_fill),
-        *_padded(spec.dims, 5),
-        *_padded(spec.stride_bytes, 4),
-        *_padded(spec.box, 5),
-        *_padded(spec.steps, 5),
-    )
-    return packed.ljust(TENSOR_MAP_BYTES, b"\0")
-
-
-def _padded(values: Sequence[int], length: int) -> tuple[int, ...]:
-    return (*values, *[0] * (length - len(values)))
+    values: dict[str, Sequence[int]] = {
+        "global_address": [address],
+        "rank": [spec.rank - 1],
+        "elemtype": [numbers[spec.data_type]],
+        "interleave_layout": [INTERLEAVES.index(spec.interleave)],
+        "swizzle_mode": [SWIZZLES.index(spec.swizzle)],
+        "l2_promotion": [PROMOTIONS.index(spec.l2_promotion)],
+        "fill_mode": [FILLS.index(spec.oob_fill)],
+        "global_dim": spec.dims,
+        "global_stride": spec.stride_bytes,
+        "box_dim": spec.box,
+        "element_stride": spec.steps,
+    }
+    bits = 0
+    for name, elements in values.items():
+        for index, value in enumerate(elements):
+            bits = FIELDS[name].put(bits, value, index)
+    return bits.to_bytes(TENSOR_MAP_BYTES, "little")
 
 
 @dataclass(frozen=True)
@@ -252,18 +270,20 @@ def decode(data: bytes) -> TensorMap:
     Raises:
         IllegalOperation: they are no map, or one that is not modelled.
     """
-    address, rank, kind, interleave, swizzle, promotion, fill, *rest = _LAYOUT.unpack_from(data)
-    rank += 1
+    bits = int.from_bytes(data[:MAP_BYTES_USED], "little")
+    address, rank = FIELDS["global_address"].get(bits), FIELDS["rank"].get(bits) + 1
+    modes = ("elemtype", "interleave_layout", "swizzle_mode", "l2_promotion", "fill_mode")
+    kind, interleave, swizzle, promotion, fill = (FIELDS[name].get(bits) for name in modes)
     if kind not in ELEMENT_TYPES or interleave > 2 or swizzle > 3 or fill > 1 or promotion > 3:
         raise IllegalOperation(f"no tensor map: fields {[rank, kind, interleave, swizzle, fill]}")
     if rank > 5:
         raise IllegalOperation(f"no tensor map: rank {rank}")
     spec = TensorMapSpec(
         ELEMENT_TYPES[kind],
-        tuple(rest[:rank]),
-        tuple(rest[5 : 5 + rank - 1]),
-        tuple(rest[9 : 9 + rank]),
-        tuple(rest[14 : 14 + rank]),
+        FIELDS["global_dim"].all(bits)[:rank],
+        FIELDS["global_stride"].all(bits)[: rank - 1],
+        FIELDS["box_dim"].all(bits)[:rank],
+        FIELDS["element_stride"].all(bits)[:rank],
         swizzle=SWIZZLES[swizzle],  # type: ignore[arg-type]
         interleave=INTERLEAVES[interleave],  # type: ignore[arg-type]
         l2_promotion=PROMOTIONS[promotion],
