@@ -27,6 +27,9 @@ from nibblas.emulator.isa import (
     narrow_conversions,
     predicates,
     system,
+    tcgen05_copies,
+    tcgen05_memory,
+    tcgen05_sync,
     tensors,
     warp_ops,
     wgmma,
@@ -39,6 +42,7 @@ _MODULES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
     *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid, wgmma),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
+    *(tcgen05_memory, tcgen05_copies, tcgen05_sync),
     *(mma, matrix_memory, atomics, system),
 )
 

@@ -143,9 +143,14 @@ class TensorThreads:
                 for entry in issued:
                     entry.access.fence_before(lanes, now)
 
-    def transferred(self, access: Access) -> None:
-        """An ld or st that a later fence::before_thread_sync concerns."""
-        self._unfenced.append(access)
+    def waited(self, transfer: Transfer, now: int) -> None:
+        """tcgen05.wait has waited for an ld or st; a fence::before_thread_sync may follow."""
+        for claim in transfer.claims:
+            claim.release()
+        access = transfer.access
+        access.settled_at = now
+        if access.warp.cta.machine.rules == "ptx":
+            self._unfenced.append(access)
 
 
 class Issued:
@@ -167,10 +172,9 @@ class Transfer:
 
     __slots__ = ("access", "claims", "registers")
 
-    def __init__(
-        self, access: Access, claims: list[Claim], registers: list[tuple[str, int, Array]]
-    ) -> None:
-        self.access, self.claims, self.registers = access, claims, registers
+    def __init__(self, access: Access, claims: list[Claim]) -> None:
+        self.access, self.claims = access, claims
+        self.registers: list[tuple[str, int, Array]] = []
 
 
 def pipelined(first: Access, second: Access) -> bool:
