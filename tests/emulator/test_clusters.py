@@ -138,7 +138,7 @@ def test_remote_arrival_at_a_cta_that_has_left_is_reported(order: str) -> None:
     body += "and.b32 %r14, %r20, 1; setp.eq.u32 %p2, %r14, 1; @%p2 ret;"
     body += "mov.u32 %r15, 0;\nspin: add.u32 %r15, %r15, 1; setp.lt.u32 %p3, %r15, 20000;"
     body += "@%p3 bra spin; mbarrier.arrive.shared::cluster.b64 _, [%r13];"
-    with pytest.raises(OutOfBounds, match="which has exited"):
+    with pytest.raises((OutOfBounds, UnfinishedWork), match="has exited|arrivals from other CTAs"):
         run(body, order=order)
 
 
@@ -302,3 +302,51 @@ def test_writes_before_the_grid_dependency_are_reported(body: str, programmatic:
     else:
         kernel.launch(1, 64, [out], programmatic=programmatic)
         assert (out.to_numpy() == 7).all()
+
+
+TO_NEXT = """
+    mapa.shared::cluster.u32 %r13, %r11, %r23;
+    mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r13];
+"""
+
+
+@every_order
+def test_leaving_without_a_wait_for_remote_arrivals_is_reported(order: str) -> None:
+    """Whether or not they come before the exit: nothing says that they must."""
+    with pytest.raises((UnfinishedWork, OutOfBounds), match="CTA"):
+        run(INIT.format(count=64) + SYNC + TO_NEXT, order=order)
+
+
+def test_arrivals_that_come_first_by_chance_are_reported() -> None:
+    """Everyone has arrived at everyone before any CTA exits, by way of global memory."""
+    body = INIT.format(count=64) + SYNC + TO_NEXT
+    body += """
+        atom.global.add.u32 %r2, [%rd0], 1;
+    look:
+        ld.volatile.global.u32 %r2, [%rd0];
+        setp.lt.u32 %p4, %r2, 512;
+        @%p4 bra look;
+    """
+    dev = Device("sm_90")
+    out = dev.from_numpy(np.zeros(512, np.uint32))
+    kernel = dev.load_ptx(entry(BEGIN + body)).kernel("k")
+    with pytest.raises(UnfinishedWork, match="arrivals from other CTAs.*\n  mbarrier.arrive, iss"):
+        kernel.launch(8, 64, [out], cluster=(4, 1, 1))
+
+
+@every_order
+def test_a_wait_for_the_last_of_several_arrivals_is_enough(order: str) -> None:
+    """Each CTA arrives 64 times before the arrivals that the other waits for."""
+    body = ".shared .align 8 .b64 other; mov.u32 %r24, other;"
+    body += "@%p0 mbarrier.init.shared::cta.b64 [%r24], 64;" + INIT.format(count=64) + SYNC
+    body += "mapa.shared::cluster.u32 %r25, %r24, %r23;"
+    body += "mbarrier.arrive.shared::cluster.b64 _, [%r25]; bar.sync 0;" + TO_NEXT
+    body += LOCAL_WAIT + "mov.u32 %r1, 9;" + STORE
+    assert (run(body, order=order) == 9).all()
+
+
+def test_a_cluster_barrier_orders_what_came_before_it_only() -> None:
+    late = INIT.format(count=64) + SYNC + ARRIVE + TO_NEXT + WAIT
+    with pytest.raises((UnfinishedWork, OutOfBounds)):
+        run(late)
+    assert (run(late + SYNC + "mov.u32 %r1, 9;" + STORE) == 9).all()

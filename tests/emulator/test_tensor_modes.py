@@ -14,8 +14,12 @@ from nibblas.emulator import (
     EmulationError,
     IllegalOperation,
     OutOfBounds,
+    UnfinishedWork,
     UnsupportedInstruction,
 )
+from nibblas.emulator.errors import Site
+from nibblas.emulator.machine.mbarrier import find_barrier, init_barrier
+from nibblas.emulator.machine.memory import Memory
 from nibblas.emulator.machine.tensor_map import TensorMap, decode, encode
 from nibblas.runtime.tensormap import DataType, TensorMapSpec
 from tests.emulator.conftest import entry, every_order
@@ -370,3 +374,24 @@ def test_a_box_of_four_rows_is_kept_with_its_map() -> None:
     found = TensorMap(spec, 0)
     assert found.four_rows is found.four_rows
     assert found.four_rows.num_bytes == 4 * found.num_bytes
+
+
+@every_order
+def test_an_even_cta_that_leaves_before_its_pair_is_loaded_is_noticed(order: str) -> None:
+    """Its barrier is to count the odd CTA's bytes; the odd one stays."""
+    body = OWN_ROWS + "setp.eq.u32 %p5, %r4, 0; @%p5 ret;"
+    body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    with pytest.raises((UnfinishedWork, OutOfBounds)):
+        run_pairs(body, order=order)
+
+
+def test_a_barrier_is_not_signalled_after_its_cta_has_left() -> None:
+    memory = Memory("shared memory of CTA (0, 0, 0)", 0, 64)
+    site = Site("k", (0, 0, 0), 0, 1, "mbarrier.init", 1)
+    init_barrier(memory, 0, 2, site)
+    barrier = find_barrier(memory, 0)
+    barrier.arrive()
+    barrier.gone = True
+    for signal in (barrier.arrive, lambda: barrier.complete(16), lambda: barrier.expect(16)):
+        with pytest.raises(UnfinishedWork, match="signalled after its CTA has exited"):
+            signal()

@@ -141,6 +141,9 @@ def arrive(build: Build) -> Step:
         states = np.zeros(32, np.uint64)
         for memory, offset, lanes in find(warp):
             barrier = find_barrier(memory, offset)
+            if memory is not warp.cta.shared:
+                cluster, site = warp.cta.cluster, warp.site(build.instruction)
+                barrier.attach([cluster.arrivals.executed(memory, warp, "mbarrier.arrive", site)])
             if dest is None and number is None and not drop:
                 barrier.arrive_each(len(lanes))
                 continue

@@ -25,6 +25,7 @@ from nibblas.emulator.machine.regions import check_aligned
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
+    from nibblas.emulator.machine.remote_arrivals import RemoteArrival
     from nibblas.emulator.machine.warp import Warp
 
 Where = slice | Array
@@ -107,8 +108,11 @@ def issue_load(
     unit = warp.cta.machine.scheduler.asynchronous
     for memory, offset, barrier in targets:
         claim = claim_write(memory, slice(offset, offset + num_bytes), what, site)
-        op = _load(what, site, num_bytes, barrier, read, order(offset), claim, sources())
-        unit.issue(op)
+        arrivals = []
+        if barrier.memory is not memory:
+            arrivals = [warp.cta.cluster.arrivals.issued(barrier.memory, warp, what, site)]
+        claims = [claim, *sources()]
+        unit.issue(_load(what, site, num_bytes, barrier, read, order(offset), claims, arrivals))
         warp.cta.machine.bytes[f"{what} to shared"] += num_bytes
     warp.cta.machine.counts["bulk copies"] += 1
 
@@ -120,9 +124,11 @@ def _load(
     barrier: MBarrier,
     read: Callable[[], Array],
     where: Where,
-    claim: Claim,
-    sources: list[Claim],
+    claims: list[Claim],
+    arrivals: list[RemoteArrival],
 ) -> AsyncOp:
+    """``claims``: on what is written, then on what is read."""
+    claim = claims[0]
     data: list[Array] = []
 
     def write() -> None:
@@ -130,7 +136,9 @@ def _load(
         claim.land()
 
     def count() -> None:
-        barrier.complete(num_bytes, [claim, *sources])
+        for arrival in arrivals:
+            arrival.land()
+        barrier.complete(num_bytes, [*claims, *arrivals])
 
     return AsyncOp(what, site, [lambda: data.append(read()), write, count])
 

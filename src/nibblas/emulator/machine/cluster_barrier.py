@@ -47,11 +47,16 @@ class ClusterBarrier:
         self._owed[warp] = owed & ~mask
         return self.phase + 1 if still else self.phase
 
+    def orders(self, warp: Warp) -> int:
+        """The phase whose completion comes after what the warp does now."""
+        return self.phase + (warp in self._arrived)
+
     def check(self) -> None:
         """Completes the phase if all threads that are left have arrived."""
         if self._arrived and self._missing() == 0:
             self._arrived = {}
             self.phase += 1
+            self._cluster.arrivals.barrier_completed(self.phase)
             self.queue.notify()
 
     def _missing(self) -> int:

@@ -18,6 +18,7 @@ from nibblas.emulator.machine.memory import (
     shared_base,
 )
 from nibblas.emulator.machine.registers import RegisterPool
+from nibblas.emulator.machine.remote_arrivals import RemoteArrivals
 from nibblas.emulator.machine.tensor_allocation import Allocator
 from nibblas.emulator.machine.tensor_memory import TensorMemory
 from nibblas.emulator.machine.tensor_pipe import TensorPipe
@@ -44,6 +45,7 @@ class Cluster:
 
     Attributes:
         index: position among the grid's clusters. ctas: by rank. barrier: barrier.cluster's.
+        arrivals: at barriers of other CTAs.
     """
 
     def __init__(self, machine: Machine, index: Dim3) -> None:
@@ -52,6 +54,7 @@ class Cluster:
         self.ctas = [Cta(self, rank, position(rank, shape), index) for rank in range(extent(shape))]
         self.memories = [cta.shared for cta in self.ctas]
         self.barrier = ClusterBarrier(self)
+        self.arrivals = RemoteArrivals(len(self.ctas))
         self._pipes: dict[int, TensorPipe] = {}
         self._allocators: dict[tuple[int, int], Allocator] = {}
 
@@ -177,6 +180,9 @@ class Cta:
             barrier.threads_exited(left)
         if self.finished:
             check_unfinished(self.shared)
+            self.cluster.arrivals.check_none(self.rank, self.shared.name)
+            for mbarrier in self.shared.barriers.values():
+                mbarrier.gone = True
             if self._tensor_memory is not None:
                 self._tensor_memory.check_end()
             self.machine.cta_finished(self)

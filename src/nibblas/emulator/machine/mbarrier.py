@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from nibblas.emulator.errors import BarrierError
+from nibblas.emulator.errors import BarrierError, UnfinishedWork
 from nibblas.emulator.machine.memory import Memory
 from nibblas.emulator.machine.waiting import WaitQueue
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
     from nibblas.emulator.machine.claims import Claim
+    from nibblas.emulator.machine.remote_arrivals import RemoteArrival
 
 MBARRIER_BYTES = 8
 MAX_COUNT = 2**20 - 1
@@ -34,15 +35,16 @@ class MBarrier:
     Attributes:
         phase: completed phases. expected: arrivals of a phase. pending: of them, still missing.
         tx: bytes expected minus bytes completed. queue: who waits.
-        site: of its init.
+        site: of its init. gone: its CTA has exited.
     """
 
     def __init__(self, memory: Memory, offset: int, count: int, site: Site) -> None:
         self.memory, self.offset, self.site = memory, offset, site
         self.expected = self.pending = count
         self.phase = self.tx = 0
+        self.gone = False
         self.queue = WaitQueue()
-        self._landed: list[tuple[int, Claim]] = []
+        self._landed: list[tuple[int, Claim | RemoteArrival]] = []
 
     def __str__(self) -> str:
         where = self.site.source or f"PTX line {self.site.ptx_line}"
@@ -92,6 +94,7 @@ class MBarrier:
             drop: later phases expect that many fewer.
             may_complete: off for ``.noComplete``.
         """
+        self._check_there()
         state = self.state
         if not 1 <= count <= MAX_COUNT:
             raise BarrierError(f"{self}: a count of {count}; want 1 to {MAX_COUNT}")
@@ -118,13 +121,13 @@ class MBarrier:
     def expect(self, num_bytes: int) -> None:
         self._count(num_bytes)
 
-    def complete(self, num_bytes: int, claims: Iterable[Claim] = ()) -> None:
+    def complete(self, num_bytes: int, claims: Iterable[Claim | RemoteArrival] = ()) -> None:
         """Counts bytes that have come; ``claims``: those that a wait for the phase ends."""
         self._landed += [(self.phase, claim) for claim in claims]
         self._count(-num_bytes)
         self._advance()
 
-    def attach(self, claims: Iterable[Claim]) -> None:
+    def attach(self, claims: Iterable[Claim | RemoteArrival]) -> None:
         """Claims that end when somebody has waited for the current phase."""
         self._landed += [(self.phase, claim) for claim in claims]
 
@@ -136,7 +139,15 @@ class MBarrier:
                     claim.release()
             self._landed = [entry for entry in self._landed if entry[0] >= self.phase]
 
+    def _check_there(self) -> None:
+        if self.gone:
+            raise UnfinishedWork(
+                f"{self} is signalled after its CTA has exited: a CTA must stay until its cluster "
+                "needs it no longer"
+            )
+
     def _count(self, num_bytes: int) -> None:
+        self._check_there()
         self.tx += num_bytes
         if abs(self.tx) > MAX_COUNT:
             raise BarrierError(
