@@ -16,6 +16,7 @@ from nibblas.emulator.isa.build import Build, bits_dtype
 from nibblas.emulator.isa.registry import Handler, Match, Step
 from nibblas.emulator.isa.table import find_handler
 from nibblas.emulator.machine.guards import (
+    after_loads,
     converging_end,
     guarded_end,
     guarded_step,
@@ -259,6 +260,7 @@ class Decoder:
         self.function, self.slots, self.arch = function, slots, arch
         self.matches: dict[int, Match] = {}
         self.tables: dict[str, tuple[str, ...]] = {}
+        self._loaded = _loaded_from_tensor_memory(function)
 
     def blocks(self) -> list[Block]:
         """All blocks, numbered in the order of visits."""
@@ -344,6 +346,10 @@ class Decoder:
                 arch=self.arch,
             )
             step = match.handler.handle(build)
+            used = self._loaded & _mentioned(instruction) if self._loaded else set()
+            if used and not _is_tensor_load(instruction):
+                found = (self.slots.register(name, instruction.line) for name in used)
+                step = after_loads(step, frozenset(found))
             guard = instruction.guard
             slot = self.slots.register(guard.register, instruction.line) if guard else -1
             if guard and not self.slots.is_predicate(slot):
@@ -419,10 +425,16 @@ def decode(
 def _names(function: Function) -> set[str]:
     """Every name that an instruction of the body mentions."""
     found: set[str] = set()
-    pending: list[object] = []
     for statement in function.body or ():
         if isinstance(statement, Instruction):
-            pending += statement.operands
+            found |= _mentioned(statement)
+    return found
+
+
+def _mentioned(instruction: Instruction) -> set[str]:
+    """Registers and symbols among an instruction's operands."""
+    found: set[str] = set()
+    pending: list[object] = list(instruction.operands)
     while pending:
         operand = pending.pop()
         if isinstance(operand, (Reg, Symbol)):
@@ -434,3 +446,15 @@ def _names(function: Function) -> set[str]:
         elif isinstance(operand, Pair):
             pending += [operand.first, operand.second]
     return found
+
+
+def _is_tensor_load(instruction: Instruction) -> bool:
+    return instruction.opcode == "tcgen05" and instruction.modifiers[0] == "ld"
+
+
+def _loaded_from_tensor_memory(function: Function) -> set[str]:
+    """The registers that some tcgen05.ld of the body writes."""
+    loads = (s for s in function.body or () if isinstance(s, Instruction) and _is_tensor_load(s))
+    operands = (load.operands[0] for load in loads)
+    items = (x.items if isinstance(x, Vector) else (x,) for x in operands)
+    return {item.name for registers in items for item in registers if isinstance(item, Reg)}

@@ -1,4 +1,4 @@
-"""Wrappers around steps: guard predicates, and waiting for a whole warp."""
+"""Wrappers around steps: guard predicates, waiting for a whole warp, and for tensor memory."""
 
 from __future__ import annotations
 
@@ -70,6 +70,17 @@ def converging_end(step: Step) -> Step:
             step(warp)
 
     return converging
+
+
+def after_loads(step: Step, slots: frozenset[int]) -> Step:
+    """A step that uses registers which a tcgen05.ld brings."""
+
+    def after(warp: Warp) -> None:
+        if warp.tensor.loads:
+            warp.tensor.use(slots, warp.cta.machine)
+        step(warp)
+
+    return after
 
 
 def _chosen(warp: Warp, slot: int, negated: bool) -> Array:

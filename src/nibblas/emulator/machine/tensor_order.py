@@ -12,6 +12,7 @@ Two sets of rules, by ``Device(rules=...)``:
     "hardware"  what devices are known to do, which CUTLASS and DeepGEMM rely on
         mma, cp and shift of one CTA run in the order of issue, whoever issued them
         no fences are needed: waiting is
+        an ld is over when an instruction uses one of its registers, which waits for all of them
 
 A fence counts for a thread if it ran later, in emulated time, than what it is to be ordered after.
 So a missing fence is noticed unless another of the same thread happens to stand in its place.
@@ -28,6 +29,7 @@ from nibblas.emulator.machine.claims import Claim
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
     from nibblas.emulator.machine.asynchronous import AsyncOp
+    from nibblas.emulator.machine.machine import Machine
     from nibblas.emulator.machine.memory import Array
     from nibblas.emulator.machine.tensor_memory import Cells, TensorMemory
     from nibblas.emulator.machine.warp import Warp
@@ -143,6 +145,14 @@ class TensorThreads:
                 for entry in issued:
                     entry.access.fence_before(lanes, now)
 
+    def use(self, slots: frozenset[int], machine: Machine) -> None:
+        """An instruction uses registers: with the rules of "hardware" their ld is over."""
+        if machine.rules == "hardware":
+            used = [load for load in self.loads if not slots.isdisjoint(load.slots)]
+            for load in used:
+                self.loads.remove(load)
+                self.waited(load, machine.tick())
+
     def waited(self, transfer: Transfer, now: int) -> None:
         """tcgen05.wait has waited for an ld or st; a fence::before_thread_sync may follow."""
         for claim in transfer.claims:
@@ -175,6 +185,10 @@ class Transfer:
     def __init__(self, access: Access, claims: list[Claim]) -> None:
         self.access, self.claims = access, claims
         self.registers: list[tuple[str, int, Array]] = []
+
+    @property
+    def slots(self) -> list[int]:
+        return [slot for _, slot, _ in self.registers]
 
 
 def pipelined(first: Access, second: Access) -> bool:
