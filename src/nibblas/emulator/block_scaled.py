@@ -28,6 +28,16 @@ BLOCK = 16
 """Products that are added exactly, before any scale."""
 
 
+def container_codes(containers: Array, kind: str) -> Array:
+    """Codes of 8-, 6- or 4-bit floats that lie in a byte each, uint8.
+
+    PTX ISA, "mma": .e2m1 in the four bits in the middle, .e3m2 and .e2m3 in the six low ones.
+    """
+    if kind == "e2m1":
+        return containers >> 2 & 0x0F
+    return containers & 0x3F if kind in ("e3m2", "e2m3") else containers
+
+
 @cache
 def _doubled_pairs() -> Array:
     """float32 [256, 2]: twice the two e2m1 values of a byte, low nibble first: whole numbers."""

@@ -69,7 +69,7 @@ def scatter(
 _Multiply = Callable[[Array, Array, Array], Array]
 
 
-def _instruction(
+def matrix_step(
     build: Build,
     multiply: _Multiply,
     a_element: str,
@@ -126,7 +126,7 @@ def mma_float(build: Build) -> Step:
     def multiply(a: Array, b: Array, c: Array) -> Array:
         return multiply_add(expanded(a, a_kind), expanded(b, b_kind), c, model, half=half)
 
-    return _instruction(build, multiply, element, element, "f2" if half else "f4")
+    return matrix_step(build, multiply, element, element, "f2" if half else "f4")
 
 
 @mma.instruction(
@@ -145,7 +145,7 @@ def mma_integer(build: Build) -> Step:
         return wrapped
 
     elements = ["i1" if build.get(name) == "s8" else "u1" for name in ("a", "b")]
-    return _instruction(build, multiply, elements[0], elements[1], "i4")
+    return matrix_step(build, multiply, elements[0], elements[1], "i4")
 
 
 @mma.instruction(
@@ -164,4 +164,4 @@ def mma_double(build: Build) -> Step:
             total = fma(np.tile(a_row, n), np.repeat(b_row, m), total)
         return total.reshape(n, m)
 
-    return _instruction(build, multiply, "f8", "f8", "f8", "b64")
+    return matrix_step(build, multiply, "f8", "f8", "f8", "b64")

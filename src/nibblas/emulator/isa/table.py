@@ -23,12 +23,14 @@ from nibblas.emulator.isa import (
     mbarriers,
     memory,
     mma,
+    mma_block_scaled,
     moves,
     narrow_conversions,
     predicates,
     system,
     tcgen05_copies,
     tcgen05_memory,
+    tcgen05_mma,
     tcgen05_sync,
     tensors,
     warp_ops,
@@ -42,8 +44,8 @@ _MODULES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
     *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid, wgmma),
     *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
-    *(tcgen05_memory, tcgen05_copies, tcgen05_sync),
-    *(mma, matrix_memory, atomics, system),
+    *(tcgen05_memory, tcgen05_copies, tcgen05_sync, tcgen05_mma),
+    *(mma, mma_block_scaled, matrix_memory, atomics, system),
 )
 
 FAMILIES: tuple[Family, ...] = tuple(

@@ -44,6 +44,7 @@ class TensorMemory(Claimable):
         allocations: columns of each, by its first column. allocated: by column.
         touches: by number, what has touched cells; [0]: nothing. last: int32 [128, 512], which
             touched a cell last.
+        collector: what the tensor core may keep of an A, as tcgen05.mma left it; None: nothing.
         is_nan: cells that nothing has written may be read, and are 0xFFFFFFFF.
     """
 
@@ -56,6 +57,7 @@ class TensorMemory(Claimable):
         self.allocations: dict[int, tuple[int, Site]] = {}
         self.allocated = np.zeros(COLUMNS, bool)
         self.touches: list[Touch | None] = [None]
+        self.collector: object = None
         self.last = np.zeros((LANES, COLUMNS), np.int32)
 
     def allocate(self, first: int, columns: int, site: Site) -> None:
