@@ -18,6 +18,7 @@ from nibblas.emulator.isa import (
     grid,
     half,
     integer,
+    launch_control,
     logic,
     matrix_memory,
     mbarriers,
@@ -42,8 +43,8 @@ __all__ = ["FAMILIES", "all_handlers", "find_handler"]
 
 _MODULES = (
     *(moves, integer, floating, conversions, predicates, control, memory, barriers),
-    *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid, wgmma),
-    *(logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
+    *(mbarriers, async_copies, bulk, tensors, fences, clusters, grid, launch_control),
+    *(wgmma, logic, carry, warp_ops, approximate, half, float_conversions, narrow_conversions),
     *(tcgen05_memory, tcgen05_copies, tcgen05_sync, tcgen05_mma),
     *(mma, mma_block_scaled, matrix_memory, atomics, system),
 )

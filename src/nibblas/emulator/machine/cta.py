@@ -101,6 +101,7 @@ class Cta:
         index: blockIdx. rank: in its cluster. shared: its shared memory.
         barriers: the named ones. register_pool: what setmaxnreg moves.
         overlaps: the grid before this one may still run; no thread has waited for it.
+        launch_exhausted: it has seen that no cluster was left to cancel.
     """
 
     def __init__(self, cluster: Cluster, rank: int, within: Dim3, cluster_index: Dim3) -> None:
@@ -131,6 +132,7 @@ class Cta:
         ]
         self.register_pool = RegisterPool(self)
         self.overlaps = machine.programmatic
+        self.launch_exhausted = False
         self._warpgroups: dict[int, Warpgroup] = {}
         self._tensor_memory: TensorMemory | None = None
         self._left = self.num_warps

@@ -106,6 +106,15 @@ class Machine:
             self._running -= extent(self.cluster)
             self._fill()
 
+    def cancel_cluster(self) -> Dim3 | None:
+        """Takes the next cluster that has not begun from the grid: its first CTA; None: none."""
+        index = next(self._waiting_clusters, None)
+        if index is None:
+            return None
+        self.counts["cancelled clusters"] += 1
+        x, y, z = (i * c for i, c in zip(index, self.cluster, strict=True))
+        return x, y, z
+
     def _clusters(self) -> Iterator[Dim3]:
         x, y, z = (g // c for g, c in zip(self.grid, self.cluster, strict=True))
         for index in range(x * y * z):

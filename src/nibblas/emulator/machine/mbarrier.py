@@ -11,7 +11,7 @@ returns hold phase and pending count, as mbarrier.pending_count needs them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nibblas.emulator.errors import BarrierError, UnfinishedWork
 from nibblas.emulator.machine.memory import Memory
@@ -19,14 +19,18 @@ from nibblas.emulator.machine.waiting import WaitQueue
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
-    from nibblas.emulator.machine.claims import Claim
-    from nibblas.emulator.machine.remote_arrivals import RemoteArrival
 
 MBARRIER_BYTES = 8
 MAX_COUNT = 2**20 - 1
 """Most arrivals, and most bytes either way. PTX ISA, "Contents of the mbarrier object"."""
 
 _SIGNATURE = b"mbarrier"
+
+
+class Releasable(Protocol):
+    """Something that ends when a thread has waited for the phase: a claim, say."""
+
+    def release(self) -> None: ...
 
 
 class MBarrier:
@@ -44,7 +48,7 @@ class MBarrier:
         self.phase = self.tx = 0
         self.gone = False
         self.queue = WaitQueue()
-        self._landed: list[tuple[int, Claim | RemoteArrival]] = []
+        self._landed: list[tuple[int, Releasable]] = []
 
     def __str__(self) -> str:
         where = self.site.source or f"PTX line {self.site.ptx_line}"
@@ -121,13 +125,13 @@ class MBarrier:
     def expect(self, num_bytes: int) -> None:
         self._count(num_bytes)
 
-    def complete(self, num_bytes: int, claims: Iterable[Claim | RemoteArrival] = ()) -> None:
+    def complete(self, num_bytes: int, claims: Iterable[Releasable] = ()) -> None:
         """Counts bytes that have come; ``claims``: those that a wait for the phase ends."""
         self._landed += [(self.phase, claim) for claim in claims]
         self._count(-num_bytes)
         self._advance()
 
-    def attach(self, claims: Iterable[Claim | RemoteArrival]) -> None:
+    def attach(self, claims: Iterable[Releasable]) -> None:
         """Claims that end when somebody has waited for the current phase."""
         self._landed += [(self.phase, claim) for claim in claims]
 
