@@ -158,7 +158,7 @@ def run(
 ) -> np.ndarray:
     """Launches ``k`` with one cluster; what it leaves in ``out``, uint32."""
     dev = Device(arch, **device)
-    source = np.zeros(4096 * cluster, np.uint8)
+    source = np.zeros(65536 * cluster, np.uint8)
     given = np.ascontiguousarray(data).view(np.uint8).ravel() if len(data) else source
     result = dev.empty(tuple(out), np.uint32)
     kernel = dev.load_ptx(text).kernel("k")
