@@ -29,7 +29,7 @@ from nibblas.emulator.machine.tensor_memory import LANE_SHIFT, WARP_LANES
 from nibblas.emulator.machine.tensor_order import Access, Transfer
 from nibblas.emulator.machine.tensor_pipe import participants
 from nibblas.emulator.machine.warp import Warp
-from nibblas.emulator.ptx.model import Vector
+from nibblas.emulator.ptx.model import Reg, Vector
 
 tcgen05_memory = Family("tcgen05_memory")
 
@@ -278,7 +278,8 @@ def _registers(
     if len(items) != len(cells.row):
         raise build.refusal(f"got {len(items)} registers; want {len(cells.row)}")
     find = build.dest if written else build.source
-    return [str(item) for item in items], [find(item, "b32") for item in items]
+    names = [item.name if isinstance(item, Reg) else str(item) for item in items]
+    return names, [find(item, "b32") for item in items]
 
 
 @tcgen05_memory.instruction(

@@ -35,6 +35,7 @@ from nibblas.emulator.machine.memory import (
     Memory,
     Where,
 )
+from nibblas.emulator.machine.remote_arrivals import RemoteArrival
 from nibblas.emulator.machine.tensor_memory import Cells, TensorMemory, overlap, rectangle
 from nibblas.emulator.machine.tensor_order import (
     Access,
@@ -148,29 +149,46 @@ class TensorPipe:
             issued.access.fence_before(1 << lane, now)
         claims = [claim for issued in tracked for claim in issued.claims]
         accesses = [issued.access for issued in tracked]
-        what = "tcgen05.commit"
-        for memory, offset in barriers:
-            find_barrier(memory, offset)
-        arrivals = [
-            Claim(memory, slice(offset, offset + MBARRIER_BYTES), what, site, writes=False)
+        phases = [
+            self._arrival(warp, site, memory, offset, accesses, claims)
             for memory, offset in barriers
         ]
+        op = AsyncOp("tcgen05.commit", site, phases, [issued.op for issued in tracked])
+        return self._machine.scheduler.asynchronous.issue(op)
 
-        def arrive(arrival: Claim, memory: Memory, offset: int) -> None:
+    def _arrival(
+        self,
+        warp: Warp,
+        site: Site,
+        memory: Memory,
+        offset: int,
+        accesses: list[Access],
+        claims: list[Claim],
+    ) -> Phase:
+        """The phase of a commit that arrives on one barrier, which must still be there then."""
+        what = "tcgen05.commit"
+        find_barrier(memory, offset)
+        arrival: Claim | RemoteArrival
+        if memory is not warp.cta.shared:
+            arrival = warp.cta.cluster.arrivals.issued(memory, warp, what, site)
+        else:
+            where = slice(offset, offset + MBARRIER_BYTES)
+            arrival = Claim(memory, where, what, site, writes=False)
+
+        def arrive() -> None:
             now = self._machine.tick()
             for access in accesses:
                 access.settled_at = access.settled_at or now
             barrier = find_barrier(memory, offset)
             barrier.attach(claims)
-            arrival.release()
+            if isinstance(arrival, Claim):
+                arrival.release()
+            else:
+                arrival.land()
+                barrier.attach([arrival])
             barrier.arrive()
 
-        phases = [
-            lambda arrival=arrival, place=place: arrive(arrival, *place)
-            for arrival, place in zip(arrivals, barriers, strict=True)
-        ]
-        op = AsyncOp(what, site, phases, [issued.op for issued in tracked])
-        return self._machine.scheduler.asynchronous.issue(op)
+        return arrive
 
     def _claim(
         self, memory: TensorMemory, where: Cells, access: Access, *, reads: bool, writes: bool
