@@ -7,60 +7,7 @@ import pytest
 
 from nibblas.emulator import IllegalOperation
 from nibblas.emulator.machine.tcgen05_descriptors import decode, operand_offsets
-
-MODES = {"none": 0, "128/32": 1, "128": 2, "64": 4, "32": 6}
-SWIZZLES = {
-    "none": (0, 4, 3),
-    "32": (1, 4, 3),
-    "64": (2, 4, 3),
-    "128": (3, 4, 3),
-    "128/32": (2, 5, 2),
-}
-WIDTH = {"none": 1, "32": 2, "64": 4, "128": 8, "128/32": 8}
-"""Of a swizzle's atom, in 128-bit pieces along the leading dimension."""
-
-
-def bits_of(start: int, lbo: int, sbo: int, mode: str, *, base: int = 0) -> int:
-    """PTX ISA, table "Shared memory descriptor layout"."""
-    return start >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | 1 << 46 | base << 49 | MODES[mode] << 61
-
-
-def evaluate(index: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """A CuTe mode of one level: the index is split over the shape, the first fastest."""
-    total = 0
-    for size, step in zip(shape, stride, strict=True):
-        total += index % size * step
-        index //= size
-    return total
-
-
-def canonical(mode: str, mn_major: bool, element_bits: int, lbo: int, sbo: int):
-    """Byte address of element (row, k) by the PTX ISA's table "Canonical Layouts", swizzled.
-
-    LBO and SBO in bytes; the others in elements of ``element_bits``.
-    """
-    t = 128 // element_bits
-    width = WIDTH[mode]
-    many = 1 << 20
-    long, stride_ = (8 * lbo // element_bits, 8 * sbo // element_bits)
-    if mn_major and mode == "none":
-        rows, ks = ((t, 1, many), (1, t, stride_)), ((8, many), (t, long))
-    elif mn_major:
-        repeat = 4 if mode == "128/32" else 8
-        rows, ks = ((t, width, many), (1, t, long)), ((repeat, many), (width * t, stride_))
-    elif mode == "none":
-        rows, ks = ((8, many), (t, stride_)), ((t, many), (1, long))
-    else:
-        rows, ks = ((8, many), (width * t, stride_)), ((t, many), (1, t))
-    b, m, s = SWIZZLES[mode]
-
-    def place(start: int, row: int, k: int) -> int:
-        bits = 8 * start + element_bits * (evaluate(row, *rows) + evaluate(k, *ks))
-        address = bits // 8
-        return address ^ (address >> s & (1 << b) - 1 << m)
-
-    return place
-
+from tests.emulator.canonical import SWIZZLES, WIDTH, bits_of, canonical, evaluate, strides
 
 CASES = [
     *((mode, False, bits) for mode in ("none", "32", "64", "128") for bits in (4, 8, 16, 32)),
@@ -76,12 +23,7 @@ def test_places_follow_the_canonical_layouts(
 ) -> None:
     span = 16 * WIDTH[mode]
     k_size = 256 // element_bits
-    if not mn_major:
-        lbo, sbo = (rows * 16, 128) if mode == "none" else (0, 8 * span)
-    elif mode == "none":
-        lbo, sbo = (rows * 16, 128)
-    else:
-        lbo, sbo = (k_size * span, (4 if mode == "128/32" else 8) * span)
+    lbo, sbo = strides(mode, mn_major, element_bits, rows)
     starts = [0x2400]
     if not mn_major and mode in ("64", "128"):  # K advances within a row of the swizzle
         starts += [0x2400 + step for step in range(32, span, 32)]
@@ -142,6 +84,11 @@ def test_leading_offset_is_not_used_by_swizzled_k_major() -> None:
         assert (places[0] == places[1]).all() and (places[0] == places[2]).all()
 
 
+def test_base_offset_is_nothing_without_a_swizzle() -> None:
+    with_base = decode(bits_of(0x2000, 16, 128, "none", base=3))
+    assert with_base == decode(bits_of(0x2000, 16, 128, "none"))
+
+
 def test_base_offset_moves_the_pattern() -> None:
     """A tile that begins 256 bytes into a pattern: row r of it is row r + 2 of the pattern."""
     inside = operand_offsets(decode(bits_of(1024 + 256, 0, 1024, "128", base=2)), 8, 1, False)
@@ -165,7 +112,6 @@ GOOD = bits_of(0x2000, 16, 1024, "128")
         (GOOD ^ 7 << 61, "swizzle mode 5"),
         (GOOD | 5 << 61, "swizzle mode 7"),
         (GOOD | 1 << 52, "bit 52"),
-        (bits_of(0x2000, 16, 128, "none", base=3), "a base offset needs a swizzle"),
     ],
 )
 def test_wrong_fields_are_reported(bits: int, words: str) -> None:

@@ -7,9 +7,10 @@
                                                           1: 128 bytes of 32-byte pieces
 
 Where the elements lie is the same as for wgmma (matrix_descriptor.py; PTX ISA, "Canonical
-Layouts"). K-major with a swizzle does not use the leading byte offset. The swizzle of 32-byte
-pieces exists for MN-major only ("Shared Memory Layout and Swizzling", table of swizzle atoms).
-The absolute mode serves K = 96, which only sm_103a has; it is not modelled.
+Layouts"). K-major with a swizzle does not use the leading byte offset, and no swizzle not the base
+offset (Triton gives one all the same). The swizzle of 32-byte pieces exists for MN-major only
+("Shared Memory Layout and Swizzling", table of swizzle atoms). The absolute mode serves K = 96,
+which only sm_103a has; it is not modelled.
 """
 
 from __future__ import annotations
@@ -55,17 +56,14 @@ def decode(bits: int) -> Descriptor:
             f"sm_103a and not modelled ({_SECTION})"
         )
     span, piece = _SWIZZLES[mode]
-    descriptor = Descriptor(
+    return Descriptor(
         (bits & 0x3FFF) << 4,
         (bits >> 16 & 0x3FFF) << 4,
         (bits >> 32 & 0x3FFF) << 4,
-        bits >> 49 & 7,
+        bits >> 49 & 7 if span else 0,
         span,
         piece,
     )
-    if descriptor.base_offset and not span:
-        raise IllegalOperation(f"{found}: {descriptor}: a base offset needs a swizzle ({_SECTION})")
-    return descriptor
 
 
 def operand_offsets(descriptor: Descriptor, rows: int, element_bytes: int, mn_major: bool) -> Array:
