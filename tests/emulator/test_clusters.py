@@ -112,6 +112,14 @@ def test_remote_arrivals_count(order: str) -> None:
     assert (run(body, order=order) == 9).all()
 
 
+def test_scope_and_order_stand_either_way() -> None:
+    """The manual's examples of clusterlaunchcontrol have the scope first."""
+    body = INIT.format(count=64) + SYNC + "mapa.shared::cluster.u32 %r13, %r11, %r23;"
+    body += "mbarrier.arrive.cluster.release.shared::cluster.b64 _, [%r13];"
+    body += LOCAL_WAIT.replace("acquire.cluster", "cluster.acquire") + "mov.u32 %r1, 9;" + STORE
+    assert (run(body + SYNC) == 9).all()
+
+
 def test_address_with_bit_24_cleared_names_the_even_cta() -> None:
     """Both CTAs of a pair arrive at the even one's barrier."""
     body = INIT.format(count=128) + SYNC + "and.b32 %r13, %r11, 0xFEFFFFFF;"

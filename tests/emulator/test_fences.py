@@ -39,6 +39,11 @@ RIGHT = {
     "every thread fences": WRITE + FENCE + SYNC + COPY.format(p="%p0"),
     "another warp copies": WRITE + FENCE + SYNC + COPY.format(p="%p1"),
     "all spaces": WRITE + "fence.proxy.async;\n" + SYNC + COPY.format(p="%p0"),
+    "in one direction": WRITE
+    + "fence.proxy.async::generic.release.sync_restrict::shared::cta.cluster;\n"
+    + SYNC
+    + "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster;\n"
+    + COPY.format(p="%p0"),
     "vector stores": """
         mad.lo.u32 %r13, %r0, 12, %r12;
         setp.lt.u32 %p2, %r0, 16;
@@ -110,6 +115,10 @@ WRONG = {
     "the fence comes before the stores": FENCE + WRITE + SYNC + COPY.format(p="%p0"),
     "only global memory is fenced": WRITE
     + "fence.proxy.async.global;\n"
+    + SYNC
+    + COPY.format(p="%p0"),
+    "only the acquiring side": WRITE
+    + "fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster;\n"
     + SYNC
     + COPY.format(p="%p0"),
     "an ordinary fence": WRITE + "fence.acq_rel.cta; membar.gl;\n" + SYNC + COPY.format(p="%p0"),

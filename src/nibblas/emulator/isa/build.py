@@ -49,6 +49,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+SM_100_FAMILY = ("sm_100", "sm_103")
+BLACKWELL = (*SM_100_FAMILY, "sm_120")
+"""Devices, for ``Build.require_arch``."""
+
+
 def bits_dtype(kind: str) -> np.dtype[Any]:
     """The unsigned type in which a register of that type keeps its bits; bool for predicates.
 
@@ -103,7 +108,7 @@ class Build:
     def require_arch(self, what: str, *archs: str) -> None:
         """Raises UnsupportedInstruction if the device is none of those that have a feature."""
         if self.arch not in archs:
-            raise self.refusal(f".{what} needs {' or '.join(archs)}; the device is {self.arch}")
+            raise self.refusal(f"{what} needs {' or '.join(archs)}; the device is {self.arch}")
 
     def count(self, *wanted: int) -> int:
         """The number of operands, one of those wanted."""

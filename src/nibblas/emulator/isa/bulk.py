@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nibblas.emulator.errors import EmulationError, IllegalOperation
-from nibblas.emulator.isa.build import Build
+from nibblas.emulator.isa.build import BLACKWELL, Build
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import LOCATE
 from nibblas.emulator.machine.asynchronous import AsyncOp
@@ -118,14 +118,17 @@ def copy_to_peer(build: Build) -> Step:
 
 
 @bulk.instruction(
-    "cp async bulk global shared::cta bulk_group [L2::cache_hint]",
+    "cp async bulk global shared::cta bulk_group [L2::cache_hint] [cp_mask]",
     section="cp.async.bulk",
     anchor=_ANCHOR,
 )
 def store(build: Build) -> Step:
-    """``[dst], [src], size {, cache-policy}``."""
-    build.count(3 + build.has("L2::cache_hint"))
-    return _store(build, "cp.async.bulk", None)
+    """``[dst], [src], size {, cache-policy} {, byteMask}``."""
+    masked = build.has("cp_mask")
+    last = build.count(3 + build.has("L2::cache_hint") + masked) - 1
+    if masked:
+        build.require_arch(".cp_mask", *BLACKWELL)
+    return _store(build, "cp.async.bulk", None, build.source(last, "b16") if masked else None)
 
 
 @bulk.instruction(
@@ -148,7 +151,10 @@ def _reduction(build: Build) -> tuple[str, str]:
     return operation, kind
 
 
-def _store(build: Build, what: str, reduction: tuple[str, str] | None) -> Step:
+def _store(
+    build: Build, what: str, reduction: tuple[str, str] | None, mask_slot: int | None = None
+) -> Step:
+    """``mask_slot``: bit i says whether byte i of every 16 is copied."""
     to, source = build.address(0), build.address(1)
     size_slot = build.source(2, "u32")
     instruction = build.instruction
@@ -159,6 +165,12 @@ def _store(build: Build, what: str, reduction: tuple[str, str] | None) -> Step:
         memory, at = _place(warp, "global", lane, int(to(warp)[lane]), size)
         if memory.read_only:
             raise IllegalOperation(f"{what} writes {memory.name}, which is read-only")
+        target: slice | Array = slice(at, at + size)
+        chosen: slice | Array = slice(None)
+        if mask_slot is not None:
+            bits = value_of(warp, mask_slot, lane) >> np.arange(ALIGN) & 1
+            chosen = np.flatnonzero(np.resize(bits, size))
+            target = at + chosen
         issue_store(
             warp,
             lane,
@@ -166,7 +178,8 @@ def _store(build: Build, what: str, reduction: tuple[str, str] | None) -> Step:
             warp.site(instruction, 1 << lane),
             (shared, offset, size),
             lambda start: slice(start, start + size),
-            (memory, slice(at, at + size)),
+            (memory, target),
+            pick=lambda data: data[chosen],
             reduction=reduction,
         )
 

@@ -3,7 +3,8 @@
 Memory is sequentially consistent here: what orders ordinary accesses changes nothing. What acts:
 
     fence.proxy.async               cleans the shared memory that the executing threads stored, for
-                                    wgmma and bulk copies: machine/unfenced.py
+                                    wgmma, tcgen05 and bulk copies: machine/unfenced.py
+    fence.proxy.async::generic.release  the same; its acquire side is demanded by nothing
     fence.proxy.tensormap ... acquire   a changed tensor map may be used
 
 fence.mbarrier_init and the release side of tensor maps are accepted and demanded by nothing.
@@ -33,6 +34,7 @@ def _nothing(warp: Warp) -> None:
     "fence mbarrier_init release cluster",
     "fence proxy alias",
     "fence proxy tensormap::generic release scope:cta|cluster|gpu|sys",
+    "fence proxy async::generic acquire sync_restrict::shared::cluster cluster",
     section="membar, fence",
     anchor=_ANCHOR,
 )
@@ -43,6 +45,7 @@ def ordering(build: Build) -> Step:
 
 @fences.instruction(
     "fence proxy async [space:global|shared::cta|shared::cluster]",
+    "fence proxy async::generic release sync_restrict::shared::cta cluster",
     section="membar, fence",
     anchor=_ANCHOR,
 )

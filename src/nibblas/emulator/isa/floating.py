@@ -13,7 +13,7 @@ import numpy as np
 
 from nibblas.emulator import floats
 from nibblas.emulator.formats import f32_of_bf16
-from nibblas.emulator.isa.build import Build, compute
+from nibblas.emulator.isa.build import BLACKWELL, Build, compute
 from nibblas.emulator.isa.registry import Family, Reference, Step
 from nibblas.emulator.machine.memory import Array
 
@@ -23,7 +23,6 @@ Function = Callable[..., Array]
 """Of float arrays, one per source."""
 
 _RN = "[rnd:rn|rz|rm|rp]"
-BLACKWELL = ("sm_100", "sm_103", "sm_120")
 
 
 def finished(build: Build, function: Function) -> Function:
@@ -113,7 +112,7 @@ def sub_double(build: Build) -> Step:
 @floating.instruction("fma rnd:rn|rz|rm|rp [ftz] f32x2", **_section("fma"))
 def pairs(build: Build) -> Step:
     """Two .f32 operations on the halves of .b64 registers."""
-    build.require_arch("f32x2", *BLACKWELL)
+    build.require_arch(".f32x2", *BLACKWELL)
     opcode, mode = build.instruction.opcode, build.get("rnd", "rn")
     function = finished(build, _subtract(mode) if opcode == "sub" else _SINGLE[opcode](mode))
 
@@ -133,7 +132,7 @@ def mixed(build: Build) -> Step:
     PTX ISA, "Mixed Precision Floating Point Instructions".
     """
     kind, opcode, mode = build.get("from"), build.instruction.opcode, build.get("rnd", "rn")
-    build.require_arch(f"f32.{kind}", *BLACKWELL)
+    build.require_arch(f".f32.{kind}", *BLACKWELL)
     function = finished(build, _subtract(mode) if opcode == "sub" else _SINGLE[opcode](mode))
 
     def operate(*operands: Array) -> Array:
@@ -177,7 +176,7 @@ def extreme_single(build: Build) -> Step:
     """Two sources, with .xorsign.abs or without; or three, with .abs or without."""
     pick = floats.extreme(build.instruction.opcode == "max", build.has("NaN"))
     if build.count(3, 4) == 4:
-        build.require_arch("f32 of three sources", *BLACKWELL)
+        build.require_arch(f"{build.instruction.opcode} of three sources", *BLACKWELL)
         if build.has("xorsign"):
             raise build.refusal(".xorsign with three sources")
         if build.has("abs"):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from nibblas.emulator.errors import IllegalOperation
-from nibblas.emulator.isa.build import Build, put
+from nibblas.emulator.isa.build import BLACKWELL, SM_100_FAMILY, Build, put
 from nibblas.emulator.isa.bulk import by_lane
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.asynchronous import AsyncOp
@@ -26,7 +26,6 @@ from nibblas.emulator.ptx.model import Vector
 launch_control = Family("launch_control")
 
 _ANCHOR = "parallel-synchronization-and-communication-instructions-clusterlaunchcontrol-"
-_ARCHS = ("sm_100", "sm_103", "sm_120")
 _BYTES = 16
 _CANCELLED, _FAILED = 0x434C_4331, 0x434C_4330
 """Last word of a response; the three before it are the cluster's first CTA."""
@@ -51,10 +50,10 @@ class Failure:
 def try_cancel(build: Build) -> Step:
     """``[addr], [mbar]``."""
     build.count(2)
-    build.require_arch("try_cancel", *_ARCHS)
+    build.require_arch("try_cancel", *BLACKWELL)
     multicast, generic = build.has("multicast::cluster::all"), not build.has("shared::cta")
     if multicast:
-        build.require_arch("multicast::cluster::all", "sm_100", "sm_103")
+        build.require_arch(".multicast::cluster::all", *SM_100_FAMILY)
     to, barrier = build.address(0), build.address(1)
     instruction = build.instruction
 
@@ -130,7 +129,7 @@ def _response(warp: Warp, slot: int) -> Array:
 )
 def is_canceled(build: Build) -> Step:
     build.count(2)
-    build.require_arch("query_cancel", *_ARCHS)
+    build.require_arch("query_cancel", *BLACKWELL)
     dest, source = build.dest(0, "pred"), build.source(1, "b128")
 
     def step(warp: Warp) -> None:
@@ -149,7 +148,7 @@ def is_canceled(build: Build) -> Step:
 def get_first_ctaid(build: Build) -> Step:
     """``{x, y, z, _}, response``, or one of them; of a request that has succeeded."""
     build.count(2)
-    build.require_arch("query_cancel", *_ARCHS)
+    build.require_arch("query_cancel", *BLACKWELL)
     target, source = build.operands[0], build.source(1, "b128")
     if build.has("axis"):
         places = {"xyz".index(build.get("axis")[-1]): build.dest(0, "b32")}

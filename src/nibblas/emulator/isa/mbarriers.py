@@ -114,7 +114,7 @@ def _transactions(build: Build, change: Callable[[MBarrier, int], None]) -> Step
 
 
 @mbarriers.instruction(
-    f"mbarrier what:arrive|arrive_drop [expect_tx] [sem:release|relaxed] [scope:cta|cluster] "
+    "mbarrier what:arrive|arrive_drop [expect_tx] { [sem:release|relaxed] [scope:cta|cluster] } "
     f"{_ANY_SPACE} b64",
     f"mbarrier what:arrive|arrive_drop noComplete [sem:release] [scope:cta] {_SPACE} b64",
     section="mbarrier.arrive",
@@ -179,9 +179,8 @@ def pending_count(build: Build) -> Step:
 
 
 @mbarriers.instruction(
-    f"mbarrier what:test_wait|try_wait [sem:acquire|relaxed] [scope:cta|cluster] {_SPACE} b64",
-    f"mbarrier what:test_wait|try_wait parity [sem:acquire|relaxed] [scope:cta|cluster] {_SPACE} "
-    "b64",
+    f"mbarrier what:test_wait|try_wait [parity] {{ [sem:acquire|relaxed] [scope:cta|cluster] }} "
+    f"{_SPACE} b64",
     section="mbarrier.test_wait, mbarrier.try_wait",
     anchor=_SECTION + "test-wait-mbarrier-try-wait",
     retries=True,

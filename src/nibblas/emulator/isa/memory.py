@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nibblas.emulator.isa.build import Build, bits_dtype, put
+from nibblas.emulator.errors import IllegalOperation
+from nibblas.emulator.isa.build import BLACKWELL, Build, bits_dtype, put
 from nibblas.emulator.isa.registry import Family, Step
-from nibblas.emulator.machine.access import Path
-from nibblas.emulator.machine.memory import Array
+from nibblas.emulator.machine.access import LOCATE, Path, check_write
+from nibblas.emulator.machine.memory import GENERIC_DIRTY, Array
+from nibblas.emulator.machine.regions import check_aligned
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.ptx.model import TYPE_BYTES, Operand, Vector
 
@@ -119,14 +121,62 @@ def st(build: Build) -> Step:
     return step
 
 
+@memory.instruction(
+    "st bulk [weak] [shared::cta]",
+    section="st.bulk",
+    anchor="data-movement-and-conversion-instructions-st-bulk",
+)
+def st_bulk(build: Build) -> Step:
+    """``[a], size, 0``: zeros to shared memory of the CTA; address and size are multiples of 8."""
+    build.count(3)
+    build.require_arch("st.bulk", *BLACKWELL)
+    if build.integer(2) != 0:
+        raise build.refusal("a value other than 0")
+    addresses, size_slot = build.address(0), build.source(1, "b64")
+    space = "shared::cta" if build.has("shared::cta") else "generic"
+
+    def clear(warp: Warp, lane: int) -> None:
+        address, size = int(addresses(warp)[lane]), int(warp.r[size_slot][lane])
+        check_aligned("address", address, 8)
+        if size % 8 or size == 0 or size > _MOST_BULK:
+            raise IllegalOperation(
+                f"st.bulk of {size} bytes; want a multiple of 8, at most {_MOST_BULK}"
+            )
+        shared, base = LOCATE[space](warp, lane, address, size)
+        if shared is not warp.cta.shared:
+            raise IllegalOperation(f"st.bulk to {shared.name}; want the CTA's own shared memory")
+        offset = address - base
+        check_write(shared, offset, size, lane)
+        shared.data[offset : offset + size] = 0
+        shared.state[offset : offset + size] = shared.written
+        if shared.written & GENERIC_DIRTY:
+            warp.unfenced.add(shared, offset, size, lane)
+        warp.cta.machine.bytes["store shared"] += size
+
+    def step(warp: Warp) -> None:
+        for lane in np.flatnonzero(warp.mask).tolist():
+            clear(warp, lane)
+
+    return step
+
+
+_MOST_BULK = 1 << 24
+"""PTX ISA, "st.bulk": the largest size."""
+
+
 def _elements(build: Build, index: int) -> tuple[Operand, ...]:
     operand = build.operands[index]
     items = operand.items if isinstance(operand, Vector) else (operand,)
     wanted = int(build.get("vec", "v1")[1:])
     if len(items) != wanted:
         raise build.refusal(f"got {len(items)} elements; the vector has {wanted}")
-    if wanted * TYPE_BYTES[build.get("type")] > 32:
+    size = wanted * TYPE_BYTES[build.get("type")]
+    if size > 32:
         raise build.refusal("a vector of more than 32 bytes")
+    if size == 32:
+        build.require_arch("a vector of 32 bytes", *BLACKWELL)
+        if build.get("space", "global") != "global":
+            raise build.refusal("vectors of 32 bytes are of global memory")
     return items
 
 

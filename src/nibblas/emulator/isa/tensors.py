@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from nibblas.emulator.errors import DataRace, IllegalOperation, OutOfBounds
-from nibblas.emulator.isa.build import Build
+from nibblas.emulator.isa.build import BLACKWELL, SM_100_FAMILY, Build
 from nibblas.emulator.isa.bulk import by_lane, value_of
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import LOCATE, check_read, locate_generic
@@ -31,8 +31,6 @@ tensors = Family("tensors")
 _ANCHOR = "data-movement-and-conversion-instructions-cp-async-bulk-tensor"
 _DIM = "dim:1d|2d|3d|4d|5d"
 _ALIGN_SHARED, _ALIGN_MAP = 128, 64
-_PAIRS = ("sm_100", "sm_103")
-_FOUR_ROWS = (*_PAIRS, "sm_120")
 _TO, _COUNTED = "to:shared::cta|shared::cluster", "mbarrier::complete_tx::bytes"
 _MODE, _CTAS = "[mode:tile|tile::gather4]", "[ctas:cta_group::1|cta_group::2]"
 
@@ -51,7 +49,7 @@ def _map_operand(build: Build, index: int) -> MapAt:
     by_rows = build.get("mode") in ("tile::gather4", "tile::scatter4")
     if by_rows:
         narrow = build.get("mode") == "tile::gather4" and build.get("to") != "shared::cluster"
-        build.require_arch(build.get("mode"), *(_FOUR_ROWS if narrow else _PAIRS))
+        build.require_arch(f".{build.get('mode')}", *(BLACKWELL if narrow else SM_100_FAMILY))
         if rank != 2:
             raise build.refusal(f".{build.get('mode')} needs .2d")
     wanted = 5 if by_rows else rank
@@ -118,7 +116,7 @@ def load(build: Build) -> Step:
     if multicast and own:
         raise build.refusal(".multicast::cluster needs .shared::cluster")
     if build.has("ctas"):
-        build.require_arch(build.get("ctas"), *_PAIRS)
+        build.require_arch(f".{build.get('ctas')}", *SM_100_FAMILY)
     paired = build.get("ctas") == "cta_group::2"
     build.count(3 + multicast + build.has("L2::cache_hint"))
     to, find, barrier = build.address(0), _map_operand(build, 1), build.address(2)

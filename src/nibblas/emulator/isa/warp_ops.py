@@ -12,7 +12,7 @@ import numpy as np
 
 from nibblas.emulator.errors import IllegalOperation
 from nibblas.emulator.floats import NAN_32
-from nibblas.emulator.isa.build import DTYPES, Build, bits_dtype, put
+from nibblas.emulator.isa.build import DTYPES, SM_100_FAMILY, Build, bits_dtype, put
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.memory import Array
 from nibblas.emulator.machine.warp import Warp, bits_of, mask_of
@@ -321,7 +321,7 @@ def redux(build: Build) -> Step:
 def redux_single(build: Build) -> Step:
     """-0 below +0; NaNs are left out, or with .NaN decide; the NaN is the canonical one."""
     build.count(3)
-    build.require_arch("f32", "sm_100", "sm_103")
+    build.require_arch("redux of .f32", *SM_100_FAMILY)
     dest, source = build.dest(0, "f32"), build.source(1, "f32")
     largest, absolute, propagates = build.get("op") == "max", build.has("abs"), build.has("NaN")
 
