@@ -14,7 +14,7 @@ import numpy as np
 from nibblas.emulator import Device
 
 LANES = 128
-_CHUNK = 64
+_CHUNK = 32
 """Columns that one tcgen05.st or ld moves."""
 
 
@@ -28,7 +28,7 @@ class Mma:
         group: CTAs. tensor: uint32 [group, 128, columns]. shared: uint8 [group, bytes].
         d, at, sfa, sfb: offsets into ``tensor``: lane << 16 | column.
         a, b: descriptors whose start address is an offset into ``shared``.
-        times: how often it is issued.
+        times: how often it is issued. stored: columns of ``tensor`` that are written; 0: all.
     """
 
     name: str
@@ -45,33 +45,29 @@ class Mma:
     enable: bool = False
     words: tuple[int, ...] = (0,) * 8
     times: int = 1
+    stored: int = 0
 
     def but(self, **changes: Any) -> Mma:
         return replace(self, **changes)
 
 
 def moves(what: str, columns: int) -> str:
-    """tcgen05.st or ld of all columns; global memory at %rd2."""
+    """tcgen05.st or ld of all columns; global memory, a column's lanes in a row, from %rd2 on."""
     registers = [f"%x{i}" for i in range(_CHUNK)]
     names = "{" + ", ".join(registers) + "}"
-    lines = []
-    for first in range(0, columns, _CHUNK):
-        lines.append(f"add.u32 %r9, %r8, {first};")
-        access = [
-            f"{what}.global.b32 "
-            + (
-                f"{r}, [%rd2+{4 * (first + i)}];"
-                if what == "ld"
-                else f"[%rd2+{4 * (first + i)}], {r};"
-            )
-            for i, r in enumerate(registers)
-        ]
-        if what == "ld":
-            lines += [*access, f"tcgen05.st.sync.aligned.32x32b.x{_CHUNK}.b32 [%r9], {names};"]
-        else:
-            lines.append(f"tcgen05.ld.sync.aligned.32x32b.x{_CHUNK}.b32 {names}, [%r9];")
-            lines += ["tcgen05.wait::ld.sync.aligned;", *access]
-    return "\n".join(lines)
+    places = [f"[%rd2+{4 * LANES * i}]" for i in range(_CHUNK)]
+    if what == "st":
+        body = [f"ld.global.b32 {r}, {at};" for r, at in zip(registers, places, strict=True)]
+        body += [f"tcgen05.st.sync.aligned.32x32b.x{_CHUNK}.b32 [%r9], {names};"]
+        body += ["tcgen05.wait::st.sync.aligned;"]
+    else:
+        body = [f"tcgen05.ld.sync.aligned.32x32b.x{_CHUNK}.b32 {names}, [%r9];"]
+        body += ["tcgen05.wait::ld.sync.aligned;"]
+        body += [f"st.global.b32 {at}, {r};" for r, at in zip(registers, places, strict=True)]
+    head = ["mov.u32 %r9, %r8;", f"mov.u32 %r13, {columns // _CHUNK};", f"{what}_columns:"]
+    tail = [f"add.u32 %r9, %r9, {_CHUNK};", f"add.s64 %rd2, %rd2, {4 * LANES * _CHUNK};"]
+    tail += ["sub.u32 %r13, %r13, 1;", "setp.ne.u32 %p5, %r13, 0;", f"@%p5 bra {what}_columns;"]
+    return "\n".join([*head, *body, *tail])
 
 
 def text(mma: Mma) -> str:
@@ -130,12 +126,11 @@ wait0:
     and.b32 %r7, %r0, 96;
     shl.b32 %r8, %r7, 16;
     add.u32 %r8, %r8, %r6;
-    mad.lo.u32 %r10, %r1, {LANES}, %r0;
-    mul.wide.u32 %rd3, %r10, {4 * columns};
+    mad.lo.u32 %r10, %r1, {LANES * columns}, %r0;
+    mul.wide.u32 %rd3, %r10, 4;
     ld.param.u64 %rd2, [tensor];
     add.s64 %rd2, %rd2, %rd3;
-    {moves("ld", columns)}
-    tcgen05.wait::st.sync.aligned;
+    {moves("st", mma.stored or columns)}
     tcgen05.fence::before_thread_sync;
     bar.sync 0;
     {pair}
@@ -171,7 +166,7 @@ wait1:
     tcgen05.fence::after_thread_sync;
     ld.param.u64 %rd2, [out];
     add.s64 %rd2, %rd2, %rd3;
-    {moves("st", columns)}
+    {moves("ld", columns)}
     tcgen05.fence::before_thread_sync;
     bar.sync 0;
     {pair}
@@ -182,17 +177,22 @@ wait1:
 """
 
 
-def run(mma: Mma, *, arch: str = "sm_100", **device: Any) -> np.ndarray:
-    """Tensor memory afterwards. uint32 [group, 128, columns]"""
+def run(mma: Mma, *, arch: str = "sm_100", operations: int = 0, **device: Any) -> np.ndarray:
+    """Tensor memory afterwards. uint32 [group, 128, columns]
+
+    Args:
+        operations: multiplications in all; 0: ``times``.
+    """
     dev = Device(arch, **device)
-    tensor = dev.from_numpy(np.ascontiguousarray(mma.tensor))
+    by_column = np.ascontiguousarray(mma.tensor.transpose(0, 2, 1))
+    tensor = dev.from_numpy(by_column)
     shared = dev.from_numpy(np.ascontiguousarray(mma.shared))
-    out = dev.empty(mma.tensor.shape, np.uint32)
+    out = dev.empty(by_column.shape, np.uint32)
     arguments = [
         tensor, shared, out, mma.a, mma.b, mma.idesc, mma.d, mma.at, mma.sfa, mma.sfb,
         int(mma.enable), *mma.words,
     ]  # fmt: skip
     kernel = dev.load_ptx(text(mma)).kernel("k")
     report = kernel.launch(mma.group, LANES, arguments, cluster=(mma.group, 1, 1))
-    assert report.events["tensor operations"] == mma.times
-    return out.to_numpy()
+    assert report.events["tensor operations"] == (operations or mma.times)
+    return np.ascontiguousarray(out.to_numpy().transpose(0, 2, 1))
