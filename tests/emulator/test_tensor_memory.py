@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ RELINQUISH = "    @%first tcgen05.relinquish_alloc_permit.cta_group::1.sync.alig
 BASE = "    mov.b32 %v0, %base;\n" + store_registers(1)
 
 
-def bases(columns: int, seeds: int = 40, **device: str) -> set[int]:
+def bases(columns: int, seeds: int = 40, **device: Any) -> set[int]:
     text = tensor_kernel(BASE, columns=columns)
     return {int(run(text, seed=seed, **device)[0, 0]) for seed in range(seeds)}
 
@@ -237,8 +238,8 @@ def handed_on(before: str, after: str, access: str = LD + WAIT_LD) -> str:
     return tensor_kernel(body)
 
 
-def launch_two_groups(text: str, **device: str) -> None:
-    dev = Device("sm_100", **device)  # type: ignore[arg-type]
+def launch_two_groups(text: str, **device: Any) -> None:
+    dev = Device("sm_100", **device)
     source, out = dev.from_numpy(np.zeros(4096, np.uint8)), dev.empty(256, np.uint32)
     dev.load_ptx(text).kernel("k").launch(1, 256, [source, out])
 
