@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from nibblas.emulator import UnsupportedInstruction
 from nibblas.emulator.formats import FORMATS
 from tests.emulator.instructions import edge_integers, execute
 from tests.emulator.oracle import as_float, edge_floats, rounded
@@ -211,7 +212,8 @@ def test_every_code_widens_to_halves(kind: str) -> None:
     body = f"cvt.rn.f16x2.{kind}x2 %d, %a0;"
     if kind == "e2m1":
         body = "cvt.u8.u16 %b, %a0; cvt.rn.f16x2.e2m1x2 %d, %b;"
-    found = execute(body, packed, declare=".reg .b8 %b;").view(np.float16).reshape(-1, 2)
+    found = execute(body, packed, declare=".reg .b8 %b;", target="sm_100")
+    found = found.view(np.float16).reshape(-1, 2)
     values = FORMATS[kind].values
     for column, codes in enumerate((first, second)):
         assert np.array_equal(found[:, column].astype(np.float64), values[codes], equal_nan=True)
@@ -240,7 +242,7 @@ def test_narrowing_is_nearest_even_and_saturates(kind: str, origin: str) -> None
         given = np.repeat(source.view(np.uint16), 2).view(np.uint32)
     declare = f".reg .b{8 if kind == 'e2m1' else 16} %r;"
     move = "cvt.u16.u8 %d, %r;" if kind == "e2m1" else "mov.u16 %d, %r;"
-    found = execute(body + move, given, result="u2", declare=declare)
+    found = execute(body + move, given, result="u2", declare=declare, target="sm_120")
     place = 4 if kind == "e2m1" else 8
     assert (found >> place == found & (1 << place) - 1).all()
     with np.errstate(all="ignore"):
@@ -249,9 +251,8 @@ def test_narrowing_is_nearest_even_and_saturates(kind: str, origin: str) -> None
     nans = np.isnan(source)
     expected[nans] = 0x7F if form.bits == 8 else (1 << form.bits - 1) - 1
     assert (found & (1 << place) - 1).tolist() == expected.tolist()
-    clamped = execute(
-        body.replace(".satfinite", ".satfinite.relu") + move, given, result="u2", declare=declare
-    )
+    body = body.replace(".satfinite", ".satfinite.relu")
+    clamped = execute(body + move, given, result="u2", declare=declare, target="sm_120")
     negative = expected & form.sign_bit != 0
     assert (clamped & (1 << place) - 1).tolist() == np.where(negative, 0, expected).tolist()
 
@@ -264,11 +265,72 @@ def test_two_different_operands_are_packed_in_order() -> None:
 
 def test_scales() -> None:
     a = np.array([1.0, 1.5, 2.0**-127, 0.0, np.inf, np.nan, 3e38, 2.0**-130], np.float32)
-    down = execute("cvt.rz.ue8m0x2.f32 %d, %a0, %a0;", a, result="u2") & 0xFF
-    up = execute("cvt.rp.satfinite.ue8m0x2.f32 %d, %a0, %a0;", a, result="u2") & 0xFF
+    on = {"result": "u2", "target": "sm_100"}
+    down = execute("cvt.rz.ue8m0x2.f32 %d, %a0, %a0;", a, **on) & 0xFF
+    up = execute("cvt.rp.satfinite.ue8m0x2.f32 %d, %a0, %a0;", a, **on) & 0xFF
     assert down.tolist() == [127, 127, 0, 0, 255, 255, 254, 0]
     assert up.tolist() == [127, 128, 0, 0, 254, 255, 254, 0]
     codes = np.arange(0, 65536, 13, dtype=np.uint16)
-    found = execute("cvt.rn.bf16x2.ue8m0x2 %d, %a0;", codes).view(np.uint16)
+    found = execute("cvt.rn.bf16x2.ue8m0x2 %d, %a0;", codes, target="sm_100").view(np.uint16)
     expected = FORMATS["ue8m0"].values[codes.view(np.uint8)]
     assert np.array_equal(floats_of("bf16", found), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(("mode", "form"), [("rz", ""), ("rp", ".satfinite")])
+def test_scales_by_definition(mode: str, form: str) -> None:
+    """The power of two that bounds each magnitude, of pairs and of packed .bf16."""
+    a, b = (edge_floats("f32", 512, seed) for seed in (1, 2))
+    found = execute(
+        f"cvt.{mode}{form}.ue8m0x2.f32 %d, %a0, %a1;", a, b, result="u2", target="sm_100"
+    )
+    for column, values in ((found >> 8, a), (found & 0xFF, b)):
+        for x, got in zip(np.abs(values).tolist(), column.tolist(), strict=True):
+            if math.isnan(x) or (math.isinf(x) and not form):
+                assert got == 255
+                continue
+            power = [Fraction(2) ** (code - 127) for code in (max(got - 1, 0), got, got + 1)]
+            exact = Fraction(x) if math.isfinite(x) else Fraction(2) ** 128
+            if mode == "rz":
+                assert exact < power[2]
+                assert got == 0 or power[1] <= exact
+            else:
+                assert got == 254 or exact <= power[1]
+                assert got == 0 or power[0] < exact
+    halves = (a.view(np.uint32) & 0xFFFF0000 | b.view(np.uint32) >> 16).astype(np.uint32)
+    cut = [(halves >> 16 << 16).view(np.float32), (halves << 16).view(np.float32)]
+    packed = execute(
+        f"cvt.{mode}{form}.ue8m0x2.bf16x2 %d, %a0;", halves, result="u2", target="sm_100"
+    )
+    apart = execute(
+        f"cvt.{mode}{form}.ue8m0x2.f32 %d, %a0, %a1;", *cut, result="u2", target="sm_100"
+    )
+    assert (packed == apart).all()
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        *(f"cvt.rn.satfinite.{kind}x2.f32 %h1, %f0, %f1" for kind in ("e3m2", "e2m3", "e2m1")),
+        *(f"cvt.rn.f16x2.{kind}x2 %r1, %h1" for kind in ("e3m2", "e2m3", "e2m1")),
+        "cvt.rz.ue8m0x2.f32 %h1, %f0, %f1",
+        "cvt.rp.ue8m0x2.bf16x2 %h1, %r1",
+        "cvt.rn.bf16x2.ue8m0x2 %r1, %h1",
+    ],
+)
+def test_narrow_floats_are_of_blackwell(instruction: str) -> None:
+    with pytest.raises(UnsupportedInstruction, match="needs sm_100 or sm_103 or sm_120"):
+        execute(f"{instruction}; mov.u32 %d, 0;", np.zeros(1, np.uint32))
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "cvt.rs.f16x2.f32 %r1, %f0, %f1, %r2",
+        "cvt.rs.satfinite.e2m1x4.f32 %h1, {%f0, %f1, %f2, %f3}, %r2",
+        "cvt.satfinite.e2m1x2.f32 %h1, %f0, %f1",
+        "cvt.rn.ue8m0x2.f32 %h1, %f0, %f1",
+    ],
+)
+def test_stochastic_and_undefined_forms_are_refused(instruction: str) -> None:
+    with pytest.raises(UnsupportedInstruction, match="not modelled"):
+        execute(f"{instruction}; mov.u32 %d, 0;", np.zeros(1, np.uint32), target="sm_100")

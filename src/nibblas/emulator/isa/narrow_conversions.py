@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nibblas.emulator.formats import FORMATS, f32_of_bf16
-from nibblas.emulator.isa.build import Build, compute_slots
+from nibblas.emulator.isa.build import BLACKWELL, Build, compute_slots
 from nibblas.emulator.isa.registry import Family, Reference, Step
 from nibblas.emulator.machine.memory import Array
 
@@ -32,6 +32,12 @@ def _packed(codes: Array, bits: int) -> Array:
 def _place(kind: str) -> int:
     """Bits from one code to the next in a pair; 6-bit codes stand in bytes."""
     return 4 if kind.startswith("e2m1") else 8
+
+
+def _require(build: Build, kind: str) -> None:
+    """8-bit floats are older than 6- and 4-bit ones and scales."""
+    if kind not in ("e4m3", "e5m2"):
+        build.require_arch(f".{kind}x2", *BLACKWELL)
 
 
 def _encode(build: Build, kind: str, value: Array, *, relu: bool) -> Array:
@@ -73,6 +79,7 @@ def _to_register(
     build: Build, kind: str, convert: object, sources: list[int], kinds: list[str]
 ) -> Step:
     """Pairs of 4-bit codes go to .b8 registers, the others to .b16; wider ones are accepted."""
+    _require(build, kind)
     wanted = "b8" if _place(kind) == 4 else "b16"
     dest = build.dest(0, wanted, wider=True)
     dtype = np.dtype(f"u{build.slots.width(dest)}")
@@ -95,6 +102,7 @@ def to_halves(build: Build) -> Step:
     build.count(2)
     kind, half = build.get("from")[:-2], FORMATS[build.get("to")[:-2]]
     form, place = FORMATS[kind], _place(kind)
+    _require(build, kind)
     one = half.encode(form.values, "rn", saturate=False)
     if build.has("relu"):
         one = np.where(one & np.uint16(0x8000), np.uint16(0), one)
@@ -144,6 +152,7 @@ def to_scales(build: Build) -> Step:
 @narrow_conversions.instruction("cvt rn bf16x2 ue8m0x2", **_CVT)
 def from_scales(build: Build) -> Step:
     build.count(2)
+    _require(build, "ue8m0")
     one = FORMATS["bf16"].encode(FORMATS["ue8m0"].values, "rn", saturate=False)
 
     def convert(codes: Array) -> Array:
