@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from nibblas.emulator.isa.logic import three_input
+from nibblas.emulator.isa.truth_tables import three_input
 from tests.emulator.instructions import edge_integers, execute
 
 M32 = 0xFFFF_FFFF

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from nibblas.emulator.isa.build import DTYPES, Build, compute, compute_slots, put
+from nibblas.emulator.isa.permutations import permutation, permuted
 from nibblas.emulator.isa.registry import Family, Step
+from nibblas.emulator.isa.truth_tables import three_input
 from nibblas.emulator.machine.memory import Array
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.ptx.model import TYPE_BYTES, Imm, Pair
@@ -89,68 +89,6 @@ def shf(build: Build) -> Step:
     return compute(build, shift, "b32", "b32", "b32", "u32")
 
 
-_Binary = Callable[[Array, Array], Array]
-_BINARY: dict[int, tuple[int, _Binary]] = {  # truth table, bit 2 * a + b -> cost, function
-    0b1000: (1, np.bitwise_and),
-    0b1110: (1, np.bitwise_or),
-    0b0110: (1, np.bitwise_xor),
-    0b1100: (0, lambda a, b: a),
-    0b1010: (0, lambda a, b: b),
-    0b0011: (1, lambda a, b: ~a),
-    0b0101: (1, lambda a, b: ~b),
-    0b0111: (2, lambda a, b: ~(a & b)),
-    0b0001: (2, lambda a, b: ~(a | b)),
-    0b1001: (2, lambda a, b: ~(a ^ b)),
-    0b0100: (2, lambda a, b: a & ~b),
-    0b0010: (2, lambda a, b: ~a & b),
-    0b1101: (2, lambda a, b: a | ~b),
-    0b1011: (2, lambda a, b: ~a | b),
-    0b0000: (1, lambda a, b: np.zeros_like(a)),
-    0b1111: (1, lambda a, b: np.full_like(a, 0xFFFF_FFFF)),
-}
-
-
-def three_input(table: int) -> tuple[Callable[[Array, Array, Array], Array], tuple[int, int, int]]:
-    """A function of three inputs from its truth table, bit ``4 a + 2 b + c``.
-
-    One input, the pivot, selects between two functions of the other two; the pivot that costs
-    least is taken.
-
-    Returns:
-        The function, and which inputs to give it: the two others, then the pivot.
-    """
-    choices = []
-    for x, y, pivot in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
-        halves = [0, 0]
-        for bits in range(8):
-            inputs = (bits >> 2 & 1, bits >> 1 & 1, bits & 1)
-            halves[inputs[pivot]] |= (table >> bits & 1) << 2 * inputs[x] + inputs[y]
-        cost, function = _selected(*halves)
-        choices.append((cost, (x, y, pivot), function))
-    _, order, function = min(choices, key=lambda choice: choice[0])
-    return function, order
-
-
-def _selected(low: int, high: int) -> tuple[int, Callable[[Array, Array, Array], Array]]:
-    """``high(x, y)`` where z is one, ``low(x, y)`` elsewhere."""
-    low_cost, f0 = _BINARY[low]
-    high_cost, f1 = _BINARY[high]
-    if low == high:
-        return low_cost, lambda x, y, z: f0(x, y)
-    if low == 0:
-        return high_cost + 1, lambda x, y, z: f1(x, y) & z
-    if high == 0b1111:
-        return low_cost + 1, lambda x, y, z: f0(x, y) | z
-    if high == 0:
-        return low_cost + 2, lambda x, y, z: f0(x, y) & ~z
-    if low == 0b1111:
-        return high_cost + 2, lambda x, y, z: f1(x, y) | ~z
-    if low ^ high == 0b1111:
-        return low_cost + 1, lambda x, y, z: f0(x, y) ^ z
-    change_cost, change = _BINARY[low ^ high]
-    return low_cost + change_cost + 2, lambda x, y, z: f0(x, y) ^ (z & change(x, y))
-
-
 @logic.instruction("lop3 b32", section="lop3", anchor="logic-and-shift-instructions-lop3")
 def lop3(build: Build) -> Step:
     build.count(5)
@@ -199,10 +137,10 @@ def prmt(build: Build) -> Step:
     build.count(4)
     selector = build.operands[3]
     if isinstance(selector, Imm):
-        function = _permutation(int(selector.value) & 0xFFFF)
+        function = permutation(int(selector.value) & 0xFFFF)
         sources = [build.source(1, "b32"), build.source(2, "b32")]
         return compute_slots(function, build.dest(0, "b32"), "b32", sources, ["b32", "b32"])
-    return compute(build, _permuted, "b32", "b32", "b32", "b32")
+    return compute(build, permuted, "b32", "b32", "b32", "b32")
 
 
 _PRMT_MODES = {  # nibbles, byte 0 first, by the selector's low two bits
@@ -222,60 +160,7 @@ _PRMT_MODES = {  # nibbles, byte 0 first, by the selector's low two bits
 )
 def prmt_mode(build: Build) -> Step:
     selectors = np.array([int(digits, 16) for digits in _PRMT_MODES[build.get("mode")]], np.uint32)
-    return compute(build, lambda a, b, c: _permuted(a, b, selectors[c & 3]), *["b32"] * 4)
-
-
-def _permuted(a: Array, b: Array, selector: Array) -> Array:
-    joined = b.astype(np.uint64) << np.uint64(32) | a
-    result = np.zeros(a.shape, np.uint32)
-    for i in range(4):
-        nibble = selector >> np.uint32(4 * i)
-        byte = (joined >> (8 * (nibble & 7)).astype(np.uint64)).astype(np.uint8)
-        signs = (byte.view(np.int8) >> 7).view(np.uint8)
-        byte = np.where(nibble & 8, signs, byte)
-        result |= byte.astype(np.uint32) << np.uint32(8 * i)
-    return result
-
-
-def _permutation(selector: int) -> _Binary:
-    """A constant permutation as shifts and masks; as ``_permuted`` where it spreads signs."""
-    nibbles = [selector >> 4 * i & 15 for i in range(4)]
-    if any(nibble & 8 for nibble in nibbles):
-        whole = np.full(32, selector, np.uint32)
-        return lambda a, b: _permuted(a, b, whole)
-    masks: dict[tuple[int, int], int] = {}  # (source, shift to the left) -> bits of the result
-    for place, nibble in enumerate(nibbles):
-        key = (nibble // 4, 8 * (place - nibble % 4))
-        masks[key] = masks.get(key, 0) | 0xFF << 8 * place
-    terms = [_moved(source, shift, mask) for (source, shift), mask in masks.items()]
-    if len(terms) == 1:
-        return terms[0]
-    if len(terms) == 2:
-        first, second = terms
-        return lambda a, b: first(a, b) | second(a, b)
-
-    def joined(a: Array, b: Array) -> Array:
-        result = terms[0](a, b)
-        for term in terms[1:]:
-            result = result | term(a, b)
-        return result
-
-    return joined
-
-
-def _moved(source: int, shift: int, mask: int) -> _Binary:
-    """One source shifted to the left (negative: right), cut to the mask's bits."""
-    bits, amount = np.uint32(mask), np.uint32(abs(shift))
-    reach = 0xFFFF_FFFF << shift & 0xFFFF_FFFF if shift >= 0 else 0xFFFF_FFFF >> -shift
-    if shift == 0:
-        return lambda a, b: (b if source else a) & bits
-    if shift > 0:
-        if mask == reach:
-            return lambda a, b: (b if source else a) << amount
-        return lambda a, b: (b if source else a) << amount & bits
-    if mask == reach:
-        return lambda a, b: (b if source else a) >> amount
-    return lambda a, b: (b if source else a) >> amount & bits
+    return compute(build, lambda a, b, c: permuted(a, b, selectors[c & 3]), *["b32"] * 4)
 
 
 @logic.instruction(
