@@ -29,7 +29,7 @@ from nibblas.emulator.ptx.model import (
 
 if TYPE_CHECKING:
     from nibblas.emulator.machine.warp import Warp
-    from nibblas.emulator.program import Slots
+    from nibblas.emulator.slots import Slots
 
 #: numpy's view of a PTX type; formats that numpy lacks are plain bits.
 DTYPES: dict[str, np.dtype[Any]] = {
