@@ -10,7 +10,7 @@ Two sets of rules, by ``Device(rules=...)``:
         any other two that meet in a cell need the first to be complete and waited for (commit and
             mbarrier for mma, cp, shift; tcgen05.wait for ld, st), and then the fences
     "hardware"  what devices are known to do, which CUTLASS and DeepGEMM rely on
-        mma, cp and shift of one CTA run in the order of issue, whoever issued them
+        mma, cp, shift and commit of one CTA run in the order of issue, whoever issued them
         no fences are needed: waiting is
         an ld is over when an instruction uses one of its registers, which waits for all of them
 

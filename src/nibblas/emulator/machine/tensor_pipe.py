@@ -140,7 +140,7 @@ class TensorPipe:
         Args:
             barriers: (shared memory, offset) of each.
         """
-        participants(warp.cta, cta_group, "tcgen05.commit")
+        ctas = participants(warp.cta, cta_group, "tcgen05.commit")
         threads = warp.tensor
         tracked = [issued for issued in threads.issued.get(lane, ()) if not issued.over]
         threads.issued[lane] = tracked
@@ -153,7 +153,12 @@ class TensorPipe:
             self._arrival(warp, site, memory, offset, accesses, claims)
             for memory, offset in barriers
         ]
-        op = AsyncOp("tcgen05.commit", site, phases, [issued.op for issued in tracked])
+        after = [issued.op for issued in tracked]
+        if self._hardware:
+            after += [self._last[cta.rank] for cta in ctas if cta.rank in self._last]
+        op = AsyncOp("tcgen05.commit", site, phases, after)
+        for cta in ctas:
+            self._last[cta.rank] = op
         return self._machine.scheduler.asynchronous.issue(op)
 
     def _arrival(
