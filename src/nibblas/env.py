@@ -3,6 +3,7 @@
 ========================  ===================================================================
 ``NIBBLAS_BACKEND``       backend for every call that names none ("cpu", "reference", ...)
 ``NIBBLAS_CPU_LEVEL``     instruction level of the CPU backend ("portable", ..., "amx")
+``NIBBLAS_SM100_PRESET``  kernel preset of the sm100 backend ("fused_persistent", "wide_deep")
 ``NIBBLAS_CACHE_DIR``     folder of compiled kernels, instead of the platform's cache folder
 ``NIBBLAS_LOG_LAUNCHES``  "1": every kernel launch is written to stderr before it happens
 ========================  ===================================================================
@@ -17,9 +18,11 @@ from contextvars import ContextVar
 from pathlib import Path
 
 _cpu_level: ContextVar[str | None] = ContextVar("nibblas_cpu_level", default=None)
+_sm100_preset: ContextVar[str | None] = ContextVar("nibblas_sm100_preset", default=None)
 
 BACKEND_VARIABLE = "NIBBLAS_BACKEND"
 CPU_LEVEL_VARIABLE = "NIBBLAS_CPU_LEVEL"
+SM100_PRESET_VARIABLE = "NIBBLAS_SM100_PRESET"
 CACHE_DIR_VARIABLE = "NIBBLAS_CACHE_DIR"
 LOG_LAUNCHES_VARIABLE = "NIBBLAS_LOG_LAUNCHES"
 
@@ -27,8 +30,10 @@ _environ = os.environ
 _variables: dict[bytes, bytes] | None = (
     getattr(os.environ, "_data", None) if os.name == "posix" else None
 )
-_BACKEND_KEY, _CPU_LEVEL_KEY = os.fsencode(BACKEND_VARIABLE), os.fsencode(CPU_LEVEL_VARIABLE)
-_NOTHING_FORCED = (None, None)
+_FORCING_KEYS = tuple(
+    os.fsencode(name) for name in (BACKEND_VARIABLE, CPU_LEVEL_VARIABLE, SM100_PRESET_VARIABLE)
+)
+_NOTHING_FORCED = (None, None, None)
 
 
 def forced_backend() -> str | None:
@@ -41,8 +46,13 @@ def forced_cpu_level() -> str | None:
     return _cpu_level.get() or os.environ.get(CPU_LEVEL_VARIABLE) or None
 
 
-def forced() -> tuple[str | None, str | None]:
-    """``forced_backend()`` and ``forced_cpu_level()``.
+def forced_sm100_preset() -> str | None:
+    """The preset's name: ``sm100_preset``'s, else NIBBLAS_SM100_PRESET's; None: not forced."""
+    return _sm100_preset.get() or os.environ.get(SM100_PRESET_VARIABLE) or None
+
+
+def forced() -> tuple[str | None, str | None, str | None]:
+    """``forced_backend()``, ``forced_cpu_level()`` and ``forced_sm100_preset()``.
 
     Every call of a product asks, and ``os.environ.get`` takes 1 us to find a variable missing.
     CPython keeps the variables in a dictionary of bytes, which is asked first where it is there.
@@ -50,12 +60,12 @@ def forced() -> tuple[str | None, str | None]:
     raw = _variables if os.environ is _environ else None
     if (
         raw is not None
-        and _BACKEND_KEY not in raw
-        and _CPU_LEVEL_KEY not in raw
+        and raw.keys().isdisjoint(_FORCING_KEYS)
         and _cpu_level.get() is None
+        and _sm100_preset.get() is None
     ):
         return _NOTHING_FORCED
-    return forced_backend(), forced_cpu_level()
+    return forced_backend(), forced_cpu_level(), forced_sm100_preset()
 
 
 @contextmanager
@@ -66,6 +76,16 @@ def cpu_level(name: str) -> Iterator[None]:
         yield
     finally:
         _cpu_level.reset(token)
+
+
+@contextmanager
+def sm100_preset(name: str) -> Iterator[None]:
+    """Inside, and in this thread, the sm100 backend takes that preset."""
+    token = _sm100_preset.set(name)
+    try:
+        yield
+    finally:
+        _sm100_preset.reset(token)
 
 
 def cache_dir() -> Path | None:

@@ -204,7 +204,7 @@ def plan_of(
     operands: Sequence[Operands], form: Form, backend: str | None, batch_invariant: bool
 ) -> Plan:
     """The plan of a call, made and its metadata checked once for all that agree in metadata."""
-    key = (form, backend, batch_invariant, env.forced_backend(), env.forced_cpu_level())
+    key = (form, backend, batch_invariant, env.forced())
     metadata = tuple(_metadata_of(product) for product in operands)
     capturing = operands[0].x.is_cuda and is_capturing()
 

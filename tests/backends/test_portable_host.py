@@ -12,7 +12,8 @@ import torch
 
 from nibblas.backends.base import Operands
 from nibblas.backends.portable import PortableBackend
-from nibblas.backends.portable_params import common_alignment, params_of
+from nibblas.backends.portable_params import params_of
+from nibblas.backends.product_params import common_alignment
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.portable import PARAMS_BYTES, all_configs, choose_config, config_for
 from nibblas.plan.problem import Problem, even_rows, uniform_shapes

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
 from weakref import WeakKeyDictionary
 
 from nibblas.backends.base import Operands, RunAt
 from nibblas.backends.portable_params import address_words, is_aligned, params_of
+from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.arch import gpu_of
 from nibblas.plan.cost import Estimate, portable_time
@@ -22,7 +22,6 @@ from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime.driver import Driver, current_driver
 from nibblas.runtime.kernel import compute_capability, load_kernel
-from nibblas.runtime.records import RecordTemplate
 from nibblas.runtime.tensormap import TensorMaps
 
 _SET_ROWS = 16  # what a warp takes
@@ -83,20 +82,16 @@ class PortableBackend:
         ctas = _ctas(product, config, driver.attribute(device, "sms"))
         if not ctas:
             return None
-        names = list(product.tensors)
-        names_and_words = address_words(names, config)
         params = params_of(product, config, _maps_of(driver))
-        params_at = RecordTemplate(params, [word for _, word in names_and_words]).filled
-        every_address = itemgetter(*(names.index(name) for name, _ in names_and_words))
-        launch = load_kernel(device, config).bind(ctas, config.threads, params)
-
-        def run_at(addresses: Sequence[int]) -> bool:
-            if current_driver() is not driver:  # another one stands in: it has not this kernel
-                return False
-            launch(params_at(every_address(addresses)), driver.current_queue(device))
-            return True
-
-        return run_at
+        names = list(product.tensors)
+        return prepared_launch(
+            driver,
+            device,
+            load_kernel(device, config).bind(ctas, config.threads, params),
+            params=params,
+            names=names,
+            words=address_words(names, config),
+        )
 
 
 def _ctas(product: Operands, config: PortableConfig, sms: int) -> int:

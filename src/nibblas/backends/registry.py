@@ -15,8 +15,9 @@ def all_backends() -> tuple[Backend, ...]:
     from nibblas.backends.cpu import CpuBackend
     from nibblas.backends.portable import PortableBackend
     from nibblas.backends.reference import ReferenceBackend
+    from nibblas.backends.sm100 import Sm100Backend
 
-    return (CpuBackend(), PortableBackend(), ReferenceBackend())
+    return (CpuBackend(), Sm100Backend(), PortableBackend(), ReferenceBackend())
 
 
 @cache

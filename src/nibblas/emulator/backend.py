@@ -1,4 +1,4 @@
-"""``backend="emulated"``: the portable kernel and its launch code, on CPU tensors.
+"""``backend="emulated"``: the GPU kernels and their launch code, on CPU tensors.
 
 >>> with emulating(order="random", seed=7) as emulation:              # doctest: +SKIP
 ...     y = nibblas.grouped_mm(x, w, offs, backend="emulated")
@@ -12,18 +12,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from nibblas import ops
-from nibblas.backends.base import Operands, RunAt
+from nibblas.backends.base import Backend, Operands, RunAt
 from nibblas.backends.portable import PortableBackend
+from nibblas.backends.sm100 import Sm100Backend
 from nibblas.emulator.device import UnwrittenShared
 from nibblas.emulator.driver import EmulatedDriver, Emulation, Span
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.cost import Estimate
 from nibblas.plan.problem import Problem
-from nibblas.plan.select import Plan
+from nibblas.plan.select import Plan, fastest
 from nibblas.runtime.compile import compiler_version
 from nibblas.runtime.driver import use_driver
 from nibblas.validation.memory import byte_span
@@ -85,18 +86,31 @@ def driver_of(arch: str) -> EmulatedDriver:
     return EmulatedDriver(arch)
 
 
-class EmulatedBackend:
-    """The portable backend on an emulated GPU whose memory the CPU tensors are.
+@dataclass(frozen=True)
+class _OnTheDevice:
+    """The plan that an emulated device carries out."""
 
-    It is for checking kernels; never chosen unless it is named. Inputs are read-only, ``out`` may
-    be read only where it has been written, and every other byte is out of bounds.
+    plan: Plan
+
+    def __str__(self) -> str:
+        return str(self.plan.config)
+
+
+class EmulatedBackend:
+    """The backends for GPUs, on an emulated one whose memory the CPU tensors are.
+
+    Which of them takes a problem is decided as on the device: the first that can and is predicted
+    the fastest. It is for checking kernels; never chosen unless it is named. Inputs are read-only,
+    ``out`` may be read only where it has been written, and every other byte is out of bounds.
     """
 
     name = "emulated"
     devices = ("cpu",)
 
     def __init__(self) -> None:
-        self._portable = PortableBackend()
+        self._backends: dict[str, Backend] = {
+            backend.name: backend for backend in (Sm100Backend(), PortableBackend())
+        }
 
     def why_not(self, problem: Problem) -> list[str]:
         if problem.device != "cpu":
@@ -106,19 +120,26 @@ class EmulatedBackend:
         except NativeLibraryError as error:
             return [f"it compiles kernels to PTX: {error}"]
         with self._driver():
-            return self._portable.why_not(_on_the_device(problem))
+            device = _on_the_device(problem)
+            reasons = {name: b.why_not(device) for name, b in self._backends.items()}
+        if not all(reasons.values()):
+            return []
+        return [f"{name}: {reason}" for name, why in reasons.items() for reason in why]
 
     def plan(self, problem: Problem) -> Plan:
         with self._driver():
-            plan = self._portable.plan(_on_the_device(problem))
+            device = _on_the_device(problem)
+            able = [b for b in self._backends.values() if not b.why_not(device)]
+            plan = fastest([backend.plan(device) for backend in able])
         estimate = Estimate(math.inf, "not modelled on the emulator", {})
-        notes = ("the portable kernel, emulated", *plan.notes)
-        return Plan(self.name, plan.config, estimate, notes)
+        notes = (f"the {plan.backend} kernel, emulated", *plan.notes)
+        return Plan(self.name, _OnTheDevice(plan), estimate, notes)
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
         """See ``Backend.run``. EmulationError: the kernel did something wrong."""
+        on_the_device: Plan = plan.config.plan
         with self._driver() as driver, driver.tensors(spans_of(operands)):
-            self._portable.run(operands, plan)
+            self._backends[on_the_device.backend].run(operands, on_the_device)
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
         return None

@@ -70,6 +70,20 @@ def portable_time(problem: Problem, arch: GpuArch) -> Estimate:
     return Estimate(estimate.seconds + arch.fixed_s, estimate.bound, terms)
 
 
+#: Share of the roofline of the datacenter Blackwell kernel: assumed, since none of it has been
+#: measured.
+SM100_SHARE = 0.7
+
+
+def sm100_time(problem: Problem, arch: GpuArch) -> Estimate:
+    """Time of the datacenter Blackwell kernel: its assumed share of the roofline."""
+    least = roofline(problem, arch)
+    terms = {name: seconds / SM100_SHARE for name, seconds in least.terms.items()}
+    estimate = _slowest(terms)
+    terms["fixed"] = arch.fixed_s
+    return Estimate(estimate.seconds + arch.fixed_s, estimate.bound, terms)
+
+
 def _slowest(terms: dict[str, float], together: tuple[str, ...] = ()) -> Estimate:
     """The largest term, where those named in ``together`` run one after the other."""
     joined = sum(terms[name] for name in together)

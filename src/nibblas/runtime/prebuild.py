@@ -72,9 +72,10 @@ class _Task:
 
 def all_configs() -> Iterator[KernelConfig]:
     """Every configuration that a backend can choose."""
-    from nibblas.plan import portable
+    from nibblas.plan import portable, sm100
 
     yield from portable.all_configs()
+    yield from sm100.all_configs()
 
 
 def build_all(

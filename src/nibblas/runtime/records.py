@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Element types; uint8 holds two E2M1 codes. NibblasType of abi.h, ElementType of params.cuh.
+#: Element types; uint8 holds two E2M1 codes. NibblasType of abi.h, ElementType of product.cuh.
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.uint8: 3}
-#: NibblasScaleLayout of abi.h, ScaleLayout of params.cuh.
+#: NibblasScaleLayout of abi.h, ScaleLayout of product.cuh.
 SCALE_LAYOUTS = {"linear": 0, "blocked": 1}
 #: GroupStart of common/scale_layout.h.
 SCALE_STARTS = {"torch": 0, "flashinfer": 1, "stacked": 2}

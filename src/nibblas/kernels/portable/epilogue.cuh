@@ -2,36 +2,13 @@
 // y *= row_scale; y += bias; out = cast(y).
 #pragma once
 
+#include "../common/elements.cuh"
 #include "multiply.cuh"
 
 namespace nibblas::portable {
 
 // Undoes the powers of two that the decode left out; exact.
 constexpr float kSumScale = Config::kNvfp4Tokens ? 1 << 2 * kDecodeShift : 1 << kDecodeShift;
-
-static __device__ __forceinline__ float load_element(const void* from, ElementType type, i64 i) {
-  switch (type) {
-    case ElementType::kBf16:
-      return __uint_as_float(static_cast<u32>(static_cast<const u16*>(from)[i]) << 16);
-    case ElementType::kFp16:
-      return ptx::cvt_f32_f16(static_cast<const u16*>(from)[i]);
-    default:
-      return static_cast<const float*>(from)[i];
-  }
-}
-
-static __device__ __forceinline__ void store_element(u8* to, ElementType type, float y) {
-  switch (type) {
-    case ElementType::kBf16:
-      *reinterpret_cast<u16*>(to) = ptx::cvt_bf16_f32(y);
-      return;
-    case ElementType::kFp16:
-      *reinterpret_cast<u16*>(to) = ptx::cvt_f16_f32(y);
-      return;
-    default:
-      *reinterpret_cast<float*>(to) = y;
-  }
-}
 
 // What a lane's two output columns (fragment rows g and g + 8) are multiplied by and added to, as
 // it lies in memory: loaded before the last stage is multiplied, so that nobody waits for it.
@@ -75,7 +52,7 @@ static __device__ __forceinline__ void write_sums(const Params& p, const Cursor&
                                                   const Factors& factors,
                                                   const Sums<kTiles>& sums) {
   const i32 first = static_cast<i32>(threadIdx.x) % 4 * 2;  // token of a tile
-  const i64 element_bytes = p.out_type == ElementType::kFp32 ? 4 : 2;
+  const i64 element_bytes = bytes_of(p.out_type);
   const i64 row_bytes = p.out_row_stride * element_bytes;
   u8* rows = static_cast<u8*>(p.out) + (at.token_row() + first) * row_bytes;
 #pragma unroll

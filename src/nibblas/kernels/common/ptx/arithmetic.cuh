@@ -82,4 +82,19 @@ static __device__ __forceinline__ u32 cvt_both_bf16_f32(float f) {
   return d;
 }
 
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvt
+// Two floats, `low` into the lower half. Round to nearest even; overflow gives infinity.
+static __device__ __forceinline__ u32 cvt_f16x2_f32(float low, float high) {
+  u32 d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvt
+static __device__ __forceinline__ u32 cvt_bf16x2_f32(float low, float high) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
 }  // namespace nibblas::ptx

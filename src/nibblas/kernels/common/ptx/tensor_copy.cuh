@@ -35,6 +35,64 @@ static __device__ __forceinline__ void cp_async_bulk_tensor_4d_if(bool condition
       : "memory");
 }
 
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
+// Copies the box at (c0, c1, c2), c0 innermost, by one thread; `policy` is an L2 cache policy.
+static __device__ __forceinline__ void cp_async_bulk_tensor_3d(u32 to, const TensorMap& map, i32 c0,
+                                                               i32 c1, i32 c2, u32 barrier,
+                                                               u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
+// The same to that place of every CTA of the mask; the barrier of that place in each counts.
+static __device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(
+    u32 to, const TensorMap& map, i32 c0, i32 c1, i32 c2, u32 barrier, u16 ctas, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier), "h"(ctas), "l"(policy)
+      : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-prefetch-tensor
+// Brings a box into L2.
+static __device__ __forceinline__ void cp_async_bulk_prefetch_tensor_3d(const TensorMap& map,
+                                                                        i32 c0, i32 c1, i32 c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(c0), "r"(c1), "r"(c2)
+               : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk
+// Copies adjacent bytes, a multiple of 16 from and to multiples of 16.
+static __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes,
+                                                     u32 barrier, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk
+// The same to that place of every CTA of the mask; the barrier of that place in each counts.
+static __device__ __forceinline__ void cp_async_bulk_multicast(u32 to, const void* from, u32 bytes,
+                                                               u32 barrier, u16 ctas, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      ".L2::cache_hint [%0], [%1], %2, [%3], %4, %5;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"(ctas), "l"(policy)
+      : "memory");
+}
+
+// L2 cache policies as createpolicy makes them; CUTLASS, cute/arch/copy_sm90_desc.hpp.
+constexpr u64 kEvictFirst = 0x12F0000000000000;
+constexpr u64 kEvictLast = 0x14F0000000000000;
+
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-mbarrier-arrive
 // One arrival, after which the phase also waits for that many bytes of copies.
 static __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
