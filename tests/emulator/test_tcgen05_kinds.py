@@ -100,7 +100,7 @@ def raw(case: Case, element: str, matrix: np.ndarray, *, packed: bool = True) ->
     if element not in ("e2m1", "e2m3", "e3m2"):
         return codes.reshape(rows, 32)
     if not packed:
-        return codes << 2 if element == "e2m1" else codes
+        return codes << 2 if element == "e2m1" else codes << 1
     junk = np.random.default_rng(1).integers(0, 256, (rows, 2, 16)).astype(np.uint8)
     bits = np.unpackbits(codes.reshape(rows, 2, 16, 1), axis=3, bitorder="little")
     width = 4 if element == "e2m1" else 6
@@ -277,6 +277,18 @@ def test_operand_layouts(kind, element, modes, majors, group) -> None:
 def test_a_in_tensor_memory(kind, element, group, m, lane) -> None:
     d = "s32" if kind == "i8" else "f32"
     check(Case(kind, element, element, d, group, m, 32, lane=lane, a_in_tensor_memory=True))
+
+
+@pytest.mark.parametrize(
+    ("element", "formats"),
+    [("e2m1", ".b8x16.b4x16_p64"), ("e2m3", ".b8x16.b6x16_p32"), ("e4m3", "")],
+)
+def test_a_that_a_copy_brings_and_unpacks(element: str, formats: str) -> None:
+    case = Case("f8f6f4", element, "e4m3", n=16, a_in_tensor_memory=True)
+    mma, expected = build(case)
+    mma.tensor[0, :, A_COLUMN : A_COLUMN + 8] = 0xEEEE_EEEE
+    copy = f"tcgen05.cp.cta_group::1.128x256b{formats} [%at], %a;\n"
+    assert (d_of(case, run(mma.but(name=copy + mma.name), operations=2)) == expected).all()
 
 
 def test_other_devices() -> None:

@@ -3,7 +3,7 @@
 An operand comes as 32 bytes of each row: from shared memory by its descriptor, from tensor memory
 by its layout. PTX ISA, "Packing formats of elements in Tensor and Shared memory": kind::f8f6f4 and
 mxf8f6f4 have 4- and 6-bit floats packed in shared memory, 16 of them in the first bytes of every
-16; in tensor memory each in a byte.
+16; in tensor memory each in the middle of a byte.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def codes_of(raw: Array, element: str, *, packed: bool) -> Array:
     if element not in _PACKED_BYTES:
         return raw
     if not packed:
-        return container_codes(raw, element)
+        return container_codes(raw, element, middle=True)
     groups = raw.reshape(len(raw), 2, 16)[..., : _PACKED_BYTES[element]]
     if element == "e2m1":
         codes = np.stack([groups & 15, groups >> 4], axis=-1)
