@@ -298,6 +298,17 @@ def test_multicast_to_a_cta_that_is_not_there_is_reported() -> None:
         run(CLUSTER + MULTICAST.format(mask=31) + WAIT + READ, grid=4, cluster=4)
 
 
+@every_order
+def test_leaving_while_a_multicast_is_under_way_is_noticed(order: str) -> None:
+    """Every other CTA leaves at once: the multicast reaches memory that nobody waits for."""
+    leave = "setp.ne.u32 %p3, %r20, 1; @%p3 ret;"
+    with pytest.raises((UnfinishedWork, OutOfBounds), match=r"which has exited|nothing has waited"):
+        run(CLUSTER + leave + MULTICAST.format(mask=15) + WAIT, grid=4, cluster=4, order=order)
+    body = CLUSTER + MULTICAST.format(mask=15) + leave + WAIT
+    with pytest.raises(UnfinishedWork, match="nothing has waited"):
+        run(body, grid=4, cluster=4, order=order)
+
+
 TO_PEER = """
     @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], 256;
     add.u32 %r4, %r0, %r20;

@@ -162,9 +162,9 @@ def test_wrong_number_of_registers_is_refused() -> None:
 MATRICES = np.random.default_rng(5).integers(0, 2**16, (4, 8, 8), dtype=np.uint16)
 
 
-def through_shared(count: int, middle: str) -> np.ndarray:
+def through_shared(count: int, middle: str, *, arch: str = "sm_90") -> np.ndarray:
     """``middle`` between filling 4 matrices of shared memory and reading %d0.. or memory back."""
-    dev = Device("sm_90")
+    dev = Device(arch)
     source, out = dev.from_numpy(MATRICES), dev.empty((32, 4), np.uint32)
     registers = ", ".join(f"%d{i}" for i in range(4))
     text = f"""{HEADER}
@@ -203,6 +203,35 @@ def test_ldmatrix(count: int, trans: str) -> None:
         for lane in range(32):
             low, high = matrix[lane // 4, 2 * (lane % 4) : 2 * (lane % 4) + 2].tolist()
             assert found[lane, q] == low | high << 16
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize(("form", "bits"), [("b4x16_p64", 4), ("b6x16_p32", 6)])
+def test_ldmatrix_gives_every_narrow_element_a_byte(count: int, form: str, bits: int) -> None:
+    """The element in the low bits; CUTLASS shifts 4-bit ones to where mma.sync wants them."""
+    names = ", ".join(f"%d{i}" for i in range(count))
+    load = f"ldmatrix.sync.aligned.m8n16.x{count}.shared.b8x16.{form} {{{names}}}, [%row];"
+    found = through_shared(count, load, arch="sm_120")
+    for q in range(count):
+        for lane in range(32):
+            row = int.from_bytes(MATRICES[q][lane // 4].tobytes(), "little")
+            first = 4 * (lane % 4)
+            codes = [row >> bits * e & (1 << bits) - 1 for e in range(first, first + 4)]
+            assert found[lane, q].tobytes() == bytes(codes)
+    with pytest.raises(UnsupportedInstruction, match=rf"\.{form} needs sm_100"):
+        through_shared(count, load)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%d0, %d1}, [%row]",
+        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%row], {%d0}",
+    ],
+)
+def test_shapes_of_bytes_are_refused(form: str) -> None:
+    with pytest.raises(UnsupportedInstruction, match="not modelled"):
+        through_shared(1, form + ";", arch="sm_120")
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

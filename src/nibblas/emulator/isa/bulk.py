@@ -118,17 +118,26 @@ def copy_to_peer(build: Build) -> Step:
 
 
 @bulk.instruction(
-    "cp async bulk global shared::cta bulk_group [L2::cache_hint] [cp_mask]",
+    "cp async bulk global shared::cta bulk_group [L2::cache_hint]",
     section="cp.async.bulk",
     anchor=_ANCHOR,
 )
 def store(build: Build) -> Step:
-    """``[dst], [src], size {, cache-policy} {, byteMask}``."""
-    masked = build.has("cp_mask")
-    last = build.count(3 + build.has("L2::cache_hint") + masked) - 1
-    if masked:
-        build.require_arch(".cp_mask", *BLACKWELL)
-    return _store(build, "cp.async.bulk", None, build.source(last, "b16") if masked else None)
+    """``[dst], [src], size {, cache-policy}``."""
+    build.count(3 + build.has("L2::cache_hint"))
+    return _store(build, "cp.async.bulk", None)
+
+
+@bulk.instruction(
+    "cp async bulk global shared::cta bulk_group [L2::cache_hint] cp_mask",
+    section="cp.async.bulk",
+    anchor=_ANCHOR,
+)
+def store_masked(build: Build) -> Step:
+    """``[dst], [src], size {, cache-policy}, byteMask``."""
+    last = build.count(4 + build.has("L2::cache_hint")) - 1
+    build.require_arch(".cp_mask", *BLACKWELL)
+    return _store(build, "cp.async.bulk", None, build.source(last, "b16"))
 
 
 @bulk.instruction(

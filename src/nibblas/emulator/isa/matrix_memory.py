@@ -1,7 +1,8 @@
-"""8x8 matrices of 16-bit elements between shared memory and fragments. PTX ISA, "ldmatrix" ...
+"""Matrices between shared memory and fragments. PTX ISA, "ldmatrix", "stmatrix", "movmatrix".
 
 Lane i gives the address of row i % 8 of matrix i / 8; a row is 16 bytes, 16-byte aligned. Of each
 matrix a lane holds elements 2 (lane % 4) and the next of row lane / 4; with .trans of that column.
+Rows of 16 narrow elements and a gap become rows of 16 bytes, each with its element in the low bits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nibblas.emulator.isa.build import Build, put
+from nibblas.emulator.isa.build import BLACKWELL, Build, put
 from nibblas.emulator.isa.mma import slots_of
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import Path
@@ -40,6 +41,16 @@ def _rows(build: Build, operand: int) -> tuple[Callable[[Warp], Array], Path]:
     return lambda warp: addresses(warp) - window, path
 
 
+def widened(registers: Array, bits: int) -> Array:
+    """uint32 [n, 32]: rows of 16 elements of so many bits, then a gap, to one in each byte."""
+    rows = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 16)
+    ones = np.unpackbits(rows, axis=1, bitorder="little")[:, : 16 * bits]
+    padded = np.zeros((len(rows), 16, 8), np.uint8)
+    padded[:, :, :bits] = ones.reshape(len(rows), 16, bits)
+    codes = np.packbits(padded, axis=2, bitorder="little")
+    return codes.reshape(-1, 128).view(np.uint32)
+
+
 @matrix_memory.instruction(
     f"ldmatrix sync aligned m8n8 num:x1|x2|x4 [trans] {_SHARED} b16",
     section="ldmatrix",
@@ -47,19 +58,33 @@ def _rows(build: Build, operand: int) -> tuple[Callable[[Warp], Array], Path]:
     converges=True,
 )
 def ldmatrix(build: Build) -> Step:
+    return _load(build, transposed if build.has("trans") else lambda registers: registers)
+
+
+@matrix_memory.instruction(
+    f"ldmatrix sync aligned m8n16 num:x1|x2|x4 {_SHARED} b8x16 from:b6x16_p32|b4x16_p64",
+    section="ldmatrix",
+    anchor="warp-level-matrix-instructions-ldmatrix",
+    converges=True,
+)
+def ldmatrix_narrow(build: Build) -> Step:
+    build.require_arch(f".{build.get('from')}", *BLACKWELL)
+    bits = int(build.get("from")[1])
+    return _load(build, lambda registers: widened(registers, bits))
+
+
+def _load(build: Build, change: Callable[[Array], Array]) -> Step:
+    """``change``: of the fragments of n matrices, uint32 [n, 32]."""
     build.count(2)
     count = int(build.get("num")[1:])
     slots = slots_of(build, 0, "b32", count, dest=True)
     addresses, path = _rows(build, 1)
-    turn = build.has("trans")
     rows = np.arange(32) % (8 * count)  # lanes past the last row read a row once more
 
     def step(warp: Warp) -> None:
         where = addresses(warp)
         loaded = path.load(warp, where if count == 4 else where[rows], None)
-        registers = loaded[: 8 * count].reshape(count, 32)
-        if turn:
-            registers = transposed(registers)
+        registers = change(loaded[: 8 * count].reshape(count, 32))
         for slot, register in zip(slots, registers, strict=True):
             put(warp, slot, register)
         warp.cta.machine.bytes["load shared"] += 8 * count * _ROW_BYTES
