@@ -124,6 +124,50 @@ def test_synopsis(synopsis: str, modifiers: list[str], found: dict | None) -> No
     assert Syntax(synopsis).match(modifiers) == found
 
 
+@pytest.mark.parametrize(
+    ("synopsis", "modifiers", "found"),
+    [
+        (
+            "ld [sem:acquire|relaxed] [scope:gpu] [space:global] [vec:v2] type:u64",
+            "global.u64.v2",
+            1,
+        ),
+        (
+            "ld [sem:acquire|relaxed] [scope:gpu] [space:global] [vec:v2] type:u64",
+            "u64.gpu.acquire",
+            1,
+        ),
+        ("ld [vec:v2] type:u64", "v2", 0),  # the type is missing
+        ("ld [vec:v2] type:u64", "u64.v2.v2", 0),
+        ("ld [vec:v2] type:u64", "u64.v4", 0),
+        ("cvt [sat] f16 f32", "f16.f32.sat", 1),
+        ("cvt [sat] f16 f32", "f32.f16.sat", 0),  # d before a
+        ("cvt [sat] to:f16|f32 from:f16|f32", "f16.f32.sat", 0),  # each could be either
+        ("cp bulk global shared::cta group", "bulk.group.global.shared::cta", 1),
+        ("cp bulk global shared::cta group", "bulk.shared::cta.global.group", 0),  # to before from
+    ],
+)
+def test_words_may_stand_elsewhere(synopsis: str, modifiers: str, found: bool) -> None:
+    words = modifiers.split(".")
+    match = Syntax(synopsis).match_in_any_order(words)
+    assert (match is not None) == found
+    assert match is None or sorted(match.values()) == sorted(words)
+
+
+def test_what_stands_in_order_comes_first(lanes: Lanes) -> None:
+    """Kernels in use have .acquire behind .global, .v2 behind the type, .relu behind .f16x2."""
+    body = """
+        st.shared.u32 [cell], %r0;
+        ld.shared.acquire.gpu.u32 %r1, [cell];
+        st.global.u32.cs [%rd1], %r1;
+        ld.global.u32.cg %r2, [%rd1];
+        fma.rn.f16x2.relu %r3, %r2, %r2, %r2;
+        setp.u32.eq %p1, %r1, %r2;
+        selp.u32 %r1, 1, 0, %p1;
+    """
+    assert (lanes(body, before=".shared .u32 cell;") == 1).all()
+
+
 def test_every_handler_says_where_it_comes_from() -> None:
     handlers = all_handlers()
     entered = [handler for of_opcode in HANDLERS.values() for handler in of_opcode]

@@ -139,19 +139,20 @@ class Match:
 
 
 def find_handler(instruction: Instruction) -> Match:
-    """The first handler whose synopsis the instruction fits.
+    """The first handler whose synopsis the instruction fits, else fits in another order.
 
     Raises:
         UnsupportedInstruction: none does; the message lists what is accepted.
     """
     candidates = HANDLERS.get(instruction.opcode, [])
-    for handler in candidates:
-        for syntax in handler.syntaxes:
-            if syntax.opcode != instruction.opcode:
-                continue
-            found = syntax.match(instruction.modifiers)
-            if found is not None:
-                return Match(handler, found)
+    for match in (Syntax.match, Syntax.match_in_any_order):
+        for handler in candidates:
+            for syntax in handler.syntaxes:
+                if syntax.opcode != instruction.opcode:
+                    continue
+                found = match(syntax, instruction.modifiers)
+                if found is not None:
+                    return Match(handler, found)
     if not candidates:
         raise UnsupportedInstruction(
             f"{instruction.full_name}: no handler for {instruction.opcode!r}", instruction.line

@@ -9,6 +9,7 @@ mapping from names to what was found; an optional literal is there or not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,38 @@ class Syntax:
         """What the modifiers are, by name; None: they do not fit."""
         return _match(tuple(self._places), tuple(modifiers))
 
+    def match_in_any_order(self, modifiers: Sequence[str]) -> dict[str, str] | None:
+        """The same for modifiers that stand elsewhere than in the manual, as ptxas takes them.
+
+        Only where each word can have one meaning; types keep their order, and so do state spaces.
+        """
+        slots = [slot for place in self._places for slot in place]
+        words = [word for slot in slots for word in slot.choices]
+        owners = {word: index for index, slot in enumerate(slots) for word in slot.choices}
+        if len(words) > len(owners):
+            return None
+        found: dict[int, str] = {}
+        latest = dict.fromkeys(_ORDERED, -1)
+        for word in modifiers:
+            index = owners.get(word, -1)
+            if index < 0 or index in found:
+                return None
+            for pattern in _ORDERED:
+                if pattern.fullmatch(word):
+                    if index < latest[pattern]:
+                        return None
+                    latest[pattern] = index
+            found[index] = word
+        if any(index not in found and not slot.optional for index, slot in enumerate(slots)):
+            return None
+        return {slots[index].name: word for index, word in found.items()}
+
+
+_ORDERED = (
+    re.compile(r"pred|(?:[busf]|bf|tf)\d+(?:x\d+)?|u?e\d+m\d+(?:x\d+)?"),
+    re.compile(r"(?:global|const|local|param|shared)(?:::\w+)?"),
+)
+"""Types, and state spaces: d before a, destination before source."""
 
 _Slots = tuple[_Slot, ...]
 """Slots whose words may stand in any order."""

@@ -103,10 +103,8 @@ def _tensor_memory(warp: Warp, found: TensorMap, box: Box, what: str) -> tuple[M
 
 
 @tensors.instruction(
-    f"cp async bulk tensor {_DIM} {_TO} global {{ {_MODE} {_COUNTED} [multicast::cluster] {_CTAS} "
-    "[L2::cache_hint] }",
-    f"cp async bulk tensor {_DIM} {{ {_MODE} {_CTAS} }} {_TO} global {_COUNTED} "
-    "[multicast::cluster] [L2::cache_hint]",  # the order in which CUTLASS writes them
+    f"cp async bulk tensor {_DIM} {_TO} global {_MODE} {_COUNTED} [multicast::cluster] {_CTAS} "
+    "[L2::cache_hint]",
     section="cp.async.bulk.tensor",
     anchor=_ANCHOR,
 )
