@@ -143,6 +143,13 @@ def test_every_code_times_every_scale() -> None:
         assert (expected.astype(np.float32) == expected).all()
 
 
+def test_a_sum_of_negative_zeros_is_a_positive_one() -> None:
+    a, b = np.full((2, 64), 8, np.uint8), np.full((2, 64), 2, np.uint8)
+    sf = np.full((2, 4), 0x38, np.uint8)
+    c = np.full((2, 2), -0.0, np.float32)
+    assert not multiply_add_fp4(pack(a), pack(b), c, sf, sf, "ue4m3").view(np.uint32).any()
+
+
 def test_negation_and_infinities() -> None:
     rng = np.random.default_rng(3)
     a, b = (rng.integers(0, 16, (5, 64)).astype(np.uint8) for _ in range(2))

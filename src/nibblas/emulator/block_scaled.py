@@ -98,7 +98,7 @@ def multiply_add_fp4(
         np.maximum(largest, powers, out=largest)
     unit = largest * 2.0**-FRACTION_BITS
     per_unit = 1 / unit  # both are powers of two
-    total = np.trunc(c * per_unit)
+    total = np.trunc(c * per_unit) + 0.0  # a sum of zeros is +0
     for block in range(blocks):
         term = np.multiply.outer(scales_a[0, :, block], scales_b[0, :, block])
         term *= sums[block]
