@@ -8,34 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from nibblas import env
 from nibblas.backends.base import Operands, RunAt
 from nibblas.backends.prepared_launch import prepared_launch
-from nibblas.backends.sm100_params import (
-    address_words,
-    can_copy_scales,
-    can_map_codes,
-    num_items,
-    params_of,
-)
+from nibblas.backends.sm100_launch import Sm100Choice, Sm100Launch, shared_launches
+from nibblas.backends.sm100_params import address_words
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.arch import gpu_of
 from nibblas.plan.cost import Estimate, sm100_time
-from nibblas.plan.problem import Activations, GroupShape, Problem
+from nibblas.plan.problem import Activations, Problem
 from nibblas.plan.select import Plan
 from nibblas.plan.sm100 import (
-    CAPACITIES,
     MAX_GROUPS,
     TARGETS,
     TILE_M,
-    Preset,
-    Sm100Config,
-    adapted,
     choose_configs,
-    is_wide,
     preset_named,
 )
 from nibblas.runtime.driver import Driver, current_driver
@@ -46,22 +35,6 @@ _LARGEST_COUNT = 2**31 - 1024
 """What kernels/sm100/items.cuh counts in 32 bits, with a tile to spare."""
 
 _maps: WeakKeyDictionary[Driver, TensorMaps] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Sm100Choice:
-    """A preset, and the configurations of its launches: for wide groups and for others."""
-
-    preset: Preset
-    configs: tuple[Sm100Config, ...]
-
-    def config_of(self, product: Operands) -> Sm100Config:
-        """The one that takes a product."""
-        wide = is_wide(GroupShape(product.m, product.n, product.k))
-        return self.configs[0 if wide else -1]
-
-    def __str__(self) -> str:
-        return f"{self.preset}: " + "; ".join(map(str, self.configs))
 
 
 class Sm100Backend:
@@ -87,7 +60,7 @@ class Sm100Backend:
         capability = compute_capability(problem.device_index)
         sms = current_driver().attribute(problem.device_index, "sms")
         preset = preset_named(env.forced_sm100_preset(), env.SM100_PRESET_VARIABLE)
-        choice = Sm100Choice(preset, choose_configs(problem, preset, sms))
+        choice = Sm100Choice(preset, choose_configs(problem.shapes, preset, sms))
         arch = gpu_of(capability)
         if arch is None:
             estimate = Estimate(math.inf, "not modelled on this device", {})
@@ -99,8 +72,7 @@ class Sm100Backend:
         """See ``Backend.run``."""
         device = operands[0].x.device.index or 0
         queue = current_driver().current_queue(device)
-        for products, planned in _launches(operands, plan.config):
-            launch = _Launch.of(products, planned, device)
+        for launch in _launches(operands, plan.config, device):
             load_kernel(device, launch.config).launch(
                 launch.ctas,
                 launch.config.threads,
@@ -111,8 +83,7 @@ class Sm100Backend:
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
         device = product.x.device.index or 0
-        for products, planned in _launches([product], plan.config):
-            launch = _Launch.of(products, planned, device)
+        for launch in _launches([product], plan.config, device):
             config = launch.config
             names = list(product.tensors)
             return prepared_launch(
@@ -128,46 +99,14 @@ class Sm100Backend:
         return None
 
 
-@dataclass(frozen=True)
-class _Launch:
-    config: Sm100Config
-    ctas: int
-    params: bytes
-
-    @classmethod
-    def of(cls, products: Sequence[Operands], planned: Sm100Config, device: int) -> _Launch:
-        """The launch of products together: whole clusters, as many as are resident at once."""
-        tensor_copies = all(map(can_map_codes, products))
-        config = adapted(
-            planned,
-            products=len(products),
-            bulk_scales=tensor_copies and all(map(can_copy_scales, products)),
-            tensor_copies=tensor_copies,
-        )
-        driver = current_driver()
-        resident = driver.attribute(device, "sms") * config.ctas_per_sm // config.cluster
-        clusters = min(num_items(products, config), max(1, resident))
-        maps = _maps.setdefault(driver, TensorMaps(driver))
-        return cls(config, clusters * config.cluster, params_of(products, config, maps))
-
-
 def _launches(
-    operands: Sequence[Operands], choice: Sm100Choice
-) -> Iterator[tuple[list[Operands], Sm100Config]]:
-    """(products, configuration) of every launch; products without outputs need none."""
-    together: dict[Sm100Config, list[Operands]] = {}
-    for product in operands:
-        if not product.m or not product.n:
-            continue
-        config = choice.config_of(product)
-        if len(operands) == 1 or product.offs is not None:
-            yield [product], config
-        else:
-            together.setdefault(config, []).append(product)
-    most = CAPACITIES[-1]
-    for config, products in together.items():
-        for first in range(0, len(products), most):
-            yield products[first : first + most], config
+    operands: Sequence[Operands], choice: Sm100Choice, device: int
+) -> Iterator[Sm100Launch]:
+    driver = current_driver()
+    maps = _maps.setdefault(driver, TensorMaps(driver))
+    sms = driver.attribute(device, "sms")
+    for products, planned in shared_launches(operands, choice):
+        yield Sm100Launch.of(products, planned, sms=sms, maps=maps)
 
 
 def _wrong_activations(activations: Activations) -> list[str]:

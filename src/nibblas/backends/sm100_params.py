@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from nibblas.backends.base import Operands
 from nibblas.backends.product_params import ADDRESS_WORDS, PRODUCT_BYTES, pack_product
 from nibblas.plan.sm100 import ENTRY_BYTES, PARAMS_HEADER_BYTES, STAGE_K, TILE_M, Sm100Config
-from nibblas.runtime.tensormap import TENSOR_MAP_BYTES, TensorMaps, TensorMapSpec
+from nibblas.runtime.tensormap import TENSOR_MAP_BYTES, TensorMapSpec
 
 _HEADER = struct.Struct("=5i")
 _ENDS = struct.Struct("=2i")
 _PRODUCT_AT = 2 * TENSOR_MAP_BYTES
 _ROW_BYTES = STAGE_K // 2
 _TMA_ALIGNMENT = 16
+
+
+class Maps(Protocol):
+    """Where tensor maps come from: ``TensorMaps``, or something else that encodes them."""
+
+    def get(self, spec: TensorMapSpec, address: int) -> bytes: ...
 
 
 def address_words(names: Sequence[str], config: Sm100Config) -> list[tuple[str, int]]:
@@ -79,7 +86,7 @@ def num_items(products: Sequence[Operands], config: Sm100Config) -> int:
     return sum(token_tiles(product) * column_units(product, config) for product in products)
 
 
-def params_of(products: Sequence[Operands], config: Sm100Config, maps: TensorMaps) -> bytes:
+def params_of(products: Sequence[Operands], config: Sm100Config, maps: Maps) -> bytes:
     """The kernel's by-value parameter.
 
     Args:
@@ -103,7 +110,7 @@ def params_of(products: Sequence[Operands], config: Sm100Config, maps: TensorMap
     return packed.ljust(config.params_bytes, b"\0")
 
 
-def _entry(product: Operands, config: Sm100Config, maps: TensorMaps, ends: bytes) -> bytes:
+def _entry(product: Operands, config: Sm100Config, maps: Maps, ends: bytes) -> bytes:
     both = bytes(2 * TENSOR_MAP_BYTES)
     if config.tensor_copies:
         x, w = product.x, product.w

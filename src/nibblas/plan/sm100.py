@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from nibblas.errors import bad_value
-from nibblas.plan.problem import GroupShape, Problem
+from nibblas.plan.problem import GroupShape
 
 Preset = Literal["fused_persistent", "wide_deep"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
@@ -304,14 +304,16 @@ def preset_named(name: str | None, argument: str) -> Preset:
     raise bad_value(argument, given=repr(name), wanted=f"one of {', '.join(map(repr, PRESETS))}")
 
 
-def choose_configs(problem: Problem, preset: Preset, sms: int) -> tuple[Sm100Config, ...]:
+def choose_configs(
+    shapes: Sequence[GroupShape], preset: Preset, sms: int
+) -> tuple[Sm100Config, ...]:
     """The configurations of a problem's launches: two where wide_deep finds groups of both kinds.
 
     Layouts and capacity: as for aligned blocked operands of one product; ``adapted`` settles them.
     """
     if preset == "fused_persistent":
-        return (choose_fused(problem.shapes),)
-    kinds = [[s for s in problem.shapes if is_wide(s) == wide] for wide in (True, False)]
+        return (choose_fused(shapes),)
+    kinds = [[s for s in shapes if is_wide(s) == wide] for wide in (True, False)]
     return tuple(choose_wide_deep(kind, sms) for kind in kinds if kind)
 
 
