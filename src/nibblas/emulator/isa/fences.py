@@ -3,7 +3,8 @@
 Memory is sequentially consistent here: what orders ordinary accesses changes nothing. What acts:
 
     fence.proxy.async               cleans the shared memory that the executing threads stored, for
-                                    wgmma, tcgen05 and bulk copies: machine/unfenced.py
+                                    wgmma, tcgen05 and bulk copies: machine/unfenced.py; with the
+                                    rules of "hardware" all that their CTA stored
     fence.proxy.async::generic.release  the same; its acquire side is demanded by nothing
     fence.proxy.tensormap ... acquire   a changed tensor map may be used
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from nibblas.emulator.isa.build import Build
 from nibblas.emulator.isa.bulk import by_lane
 from nibblas.emulator.isa.registry import Family, Step
+from nibblas.emulator.machine.unfenced import ALL_LANES
 from nibblas.emulator.machine.warp import Warp
 
 fences = Family("fences")
@@ -54,7 +56,14 @@ def proxy_async(build: Build) -> Step:
     build.count(0)
     if build.get("space") == "global":
         return _nothing
-    return lambda warp: warp.unfenced.fence(warp.mask)
+
+    def fence(warp: Warp) -> None:
+        warp.unfenced.fence(warp.mask)
+        if warp.cta.machine.rules == "hardware":
+            for other in warp.cta.warps:
+                other.unfenced.fence(ALL_LANES)
+
+    return fence
 
 
 @fences.instruction(

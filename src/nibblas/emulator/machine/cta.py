@@ -181,7 +181,7 @@ class Cta:
         for barrier in self.barriers:
             barrier.threads_exited(left)
         if self.finished:
-            check_unfinished(self.shared)
+            check_unfinished(self.shared, stores_may_read=self.machine.rules == "hardware")
             self.cluster.arrivals.check_none(self.rank, self.shared.name)
             for mbarrier in self.shared.barriers.values():
                 mbarrier.gone = True

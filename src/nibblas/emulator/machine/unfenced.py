@@ -7,6 +7,8 @@ themselves, no others. An operation that reads a dirty byte is a DataRace (claim
     st.shared; fence.proxy.async; bar.sync; one thread issues the copy        right
     st.shared; bar.sync; one thread fences and issues the copy                 reported
 
+The second is right with ``Device(rules="hardware")``: ThunderKittens relies on it, and the PTX
+memory model seems to allow it (a proxy fence anywhere between the store and the copy).
 PTX ISA, "Async proxy", "fence.proxy". Only kernels with such operations keep these records.
 """
 
@@ -31,7 +33,7 @@ class UnfencedWrites:
 
     def add_rows(self, memory: Memory, element_bytes: int, count: int, rows: Array) -> None:
         """A store of all 32 lanes; ``rows`` of ``memory.view``, by lane."""
-        self._rows[id(memory), element_bytes, count, rows.tobytes()] = (memory, rows, _ALL)
+        self._rows[id(memory), element_bytes, count, rows.tobytes()] = (memory, rows, ALL_LANES)
 
     def add(self, memory: Memory, offset: int, num_bytes: int, lane: int) -> None:
         """A store of one lane."""
@@ -58,4 +60,4 @@ class UnfencedWrites:
         self._single = kept
 
 
-_ALL = np.ones(32, bool)
+ALL_LANES = np.ones(32, bool)
