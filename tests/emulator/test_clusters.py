@@ -358,3 +358,31 @@ def test_a_cluster_barrier_orders_what_came_before_it_only() -> None:
     with pytest.raises((UnfinishedWork, OutOfBounds)):
         run(late)
     assert (run(late + SYNC + "mov.u32 %r1, 9;" + STORE) == 9).all()
+
+
+@every_order
+def test_the_odd_cta_arms_the_even_one_s_barrier(order: str) -> None:
+    """Bytes expected and completed through an address with bit 24 cleared, then an arrival."""
+    body = INIT.format(count=2) + SYNC + "and.b32 %r13, %r11, 0xFEFFFFFF; @!%p0 bra rest;"
+    body += "mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r13], 64;"
+    body += "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r13], 16;"
+    body += "mbarrier.complete_tx.relaxed.cluster.shared::cluster.b64 [%r13], 80;"
+    body += "rest: and.b32 %r14, %r20, 1; setp.eq.u32 %p2, %r14, 1; @%p2 bra skip;"
+    body += LOCAL_WAIT + "skip: mov.u32 %r1, 9;" + STORE
+    assert (run(body, order=order) == 9).all()
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "mbarrier.try_wait.parity.b64 %p1, [%rd3], 0;",
+        "mbarrier.test_wait.parity.b64 %p1, [%rd3], 0;",
+        "@%p0 mbarrier.init.b64 [%rd3], 1;",
+        "@%p0 mbarrier.inval.b64 [%rd3];",
+        "cp.async.mbarrier.arrive.b64 [%rd3];",
+    ],
+)
+def test_some_uses_are_for_the_ctas_own_barriers(instruction: str) -> None:
+    body = INIT.format(count=64) + SYNC + "cvt.u64.u32 %rd3, %r11; cvta.shared.u64 %rd3, %rd3;"
+    with pytest.raises(IllegalOperation, match="want the CTA's own shared memory"):
+        run(body + "mapa.u64 %rd3, %rd3, %r23;" + instruction + SYNC)

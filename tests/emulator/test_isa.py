@@ -109,15 +109,6 @@ def test_integers_against_numpy(lanes: Lanes, body: str, expected: np.ndarray) -
             ["L2::cache_hint", "b8"],
             {"L2::cache_hint": "L2::cache_hint", "type": "b8"},
         ),
-        (
-            "cp bulk { [mode:tile|w] sem [x] } to:s8",
-            ["bulk", "x", "sem", "tile", "s8"],
-            {"bulk": "bulk", "x": "x", "sem": "sem", "mode": "tile", "to": "s8"},
-        ),
-        ("cp { [x] sem }", ["sem"], {"sem": "sem"}),
-        ("cp { [x] sem }", ["x"], None),
-        ("cp { [x] sem }", ["x", "sem", "x"], None),
-        ("cp { [x] sem } y", ["x", "y", "sem"], None),
     ],
 )
 def test_synopsis(synopsis: str, modifiers: list[str], found: dict | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from nibblas.emulator.errors import IllegalOperation
 from nibblas.emulator.isa.build import Build, put
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import Path
@@ -28,9 +29,12 @@ _SECTION = "parallel-synchronization-and-communication-instructions-mbarrier-"
 
 
 def places(
-    build: Build, operand: int, *, space: str | None = None
+    build: Build, operand: int, *, space: str | None = None, own: bool = False
 ) -> Callable[[Warp], list[tuple[Memory, int, Array]]]:
-    """A callable: (memory, offset, lanes) of each barrier that active lanes name."""
+    """A callable: (memory, offset, lanes) of each barrier that active lanes name.
+
+    ``own``: a generic address must be in the CTA's shared memory.
+    """
     path = Path(space or build.get("space", "generic"), 8)
     addresses = build.address(operand)
 
@@ -41,6 +45,10 @@ def places(
         for address in dict.fromkeys(wanted.tolist()):
             whose = lanes[wanted == address]
             memory, offset = path.find(warp, int(whose[0]), address)
+            if own and memory is not warp.cta.shared:
+                raise IllegalOperation(
+                    f"the barrier is in {memory.name}; want the CTA's own shared memory"
+                )
             found.append((memory, offset, whose))
         return found
 
@@ -54,7 +62,7 @@ def places(
 )
 def init(build: Build) -> Step:
     build.count(2)
-    find, count = places(build, 0), build.source(1, "u32")
+    find, count = places(build, 0, own=True), build.source(1, "u32")
     instruction = build.instruction
 
     def step(warp: Warp) -> None:
@@ -73,7 +81,7 @@ def init(build: Build) -> Step:
 )
 def inval(build: Build) -> Step:
     build.count(1)
-    find = places(build, 0)
+    find = places(build, 0, own=True)
 
     def step(warp: Warp) -> None:
         for memory, offset, _ in find(warp):
@@ -107,14 +115,23 @@ def _transactions(build: Build, change: Callable[[MBarrier, int], None]) -> Step
     def step(warp: Warp) -> None:
         for memory, offset, lanes in find(warp):
             barrier = find_barrier(memory, offset)
+            _note_remote(warp, build, barrier)
             for lane in lanes:
                 change(barrier, int(warp.r[num_bytes][lane]))
 
     return step
 
 
+def _note_remote(warp: Warp, build: Build, barrier: MBarrier) -> None:
+    """What another CTA's barrier counts must be waited for before that CTA exits."""
+    if barrier.memory is not warp.cta.shared:
+        arrivals, instruction = warp.cta.cluster.arrivals, build.instruction
+        what = ".".join((instruction.opcode, instruction.modifiers[0]))
+        barrier.attach([arrivals.executed(barrier.memory, warp, what, warp.site(instruction))])
+
+
 @mbarriers.instruction(
-    "mbarrier what:arrive|arrive_drop [expect_tx] { [sem:release|relaxed] [scope:cta|cluster] } "
+    f"mbarrier what:arrive|arrive_drop [expect_tx] [sem:release|relaxed] [scope:cta|cluster] "
     f"{_ANY_SPACE} b64",
     f"mbarrier what:arrive|arrive_drop noComplete [sem:release] [scope:cta] {_SPACE} b64",
     section="mbarrier.arrive",
@@ -141,9 +158,7 @@ def arrive(build: Build) -> Step:
         states = np.zeros(32, np.uint64)
         for memory, offset, lanes in find(warp):
             barrier = find_barrier(memory, offset)
-            if memory is not warp.cta.shared:
-                cluster, site = warp.cta.cluster, warp.site(build.instruction)
-                barrier.attach([cluster.arrivals.executed(memory, warp, "mbarrier.arrive", site)])
+            _note_remote(warp, build, barrier)
             if dest is None and number is None and not drop:
                 barrier.arrive_each(len(lanes))
                 continue
@@ -179,7 +194,7 @@ def pending_count(build: Build) -> Step:
 
 
 @mbarriers.instruction(
-    f"mbarrier what:test_wait|try_wait [parity] {{ [sem:acquire|relaxed] [scope:cta|cluster] }} "
+    "mbarrier what:test_wait|try_wait [parity] [sem:acquire|relaxed] [scope:cta|cluster] "
     f"{_SPACE} b64",
     section="mbarrier.test_wait, mbarrier.try_wait",
     anchor=_SECTION + "test-wait-mbarrier-try-wait",
@@ -194,7 +209,7 @@ def wait(build: Build) -> Step:
     """
     build.count(3, 4) if build.get("what") == "try_wait" else build.count(3)
     by_parity = build.has("parity")
-    dest, find = build.dest(0, "pred"), places(build, 1)
+    dest, find = build.dest(0, "pred"), places(build, 1, own=True)
     wanted = build.source(2, "u32" if by_parity else "b64")
     if len(build.operands) == 4:
         build.source(3, "u32")  # a time: how long is left to the order
@@ -263,7 +278,7 @@ def cp_async_mbarrier_arrive(build: Build) -> Step:
     Without ``.noinc`` the pending count goes up by one first, so the phase is not nearer its end.
     """
     build.count(1)
-    find, noinc = places(build, 0), build.has("noinc")
+    find, noinc = places(build, 0, own=True), build.has("noinc")
     instruction = build.instruction
 
     def step(warp: Warp) -> None:

@@ -3,8 +3,7 @@
     "ld [weak] [space:global|shared] [vec:v2|v4] type:b32|f32"
 
 Words in order: ``word`` is a literal modifier, ``name:a|b`` one of several, ``[...]`` optional.
-Words between braces, ``{ [a] b }``, may stand in any order: compilers differ there. A match gives a
-mapping from names to what was found; an optional literal is there or not.
+A match gives a mapping from names to what was found; an optional literal is there or not.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ class Syntax:
             synopsis = synopsis.replace(key, value)
         self.synopsis = synopsis
         self.opcode, *words = synopsis.split()
-        self._places: list[_Slots] = []
-        within = False
-        for word in words:
-            if word in "{}":
-                within = word == "{"
-                if within:
-                    self._places.append(())
-            elif within:
-                self._places[-1] += (_slot(word),)
-            else:
-                self._places.append((_slot(word),))
+        self._slots = [_slot(word) for word in words]
 
     def match(self, modifiers: Sequence[str]) -> dict[str, str] | None:
         """What the modifiers are, by name; None: they do not fit."""
-        return _match(tuple(self._places), tuple(modifiers))
+        return self._match(0, tuple(modifiers))
+
+    def _match(self, index: int, modifiers: tuple[str, ...]) -> dict[str, str] | None:
+        if index == len(self._slots):
+            return None if modifiers else {}
+        slot = self._slots[index]
+        if modifiers and modifiers[0] in slot.choices:
+            rest = self._match(index + 1, modifiers[1:])
+            if rest is not None:
+                return {slot.name: modifiers[0], **rest}
+        return self._match(index + 1, modifiers) if slot.optional else None
 
     def match_in_any_order(self, modifiers: Sequence[str]) -> dict[str, str] | None:
         """The same for modifiers that stand elsewhere than in the manual, as ptxas takes them.
 
         Only where each word can have one meaning; types keep their order, and so do state spaces.
         """
-        slots = [slot for place in self._places for slot in place]
+        slots = self._slots
         words = [word for slot in slots for word in slot.choices]
         owners = {word: index for index, slot in enumerate(slots) for word in slot.choices}
         if len(words) > len(owners):
@@ -84,22 +83,6 @@ _ORDERED = (
     re.compile(r"(?:global|const|local|param|shared)(?:::\w+)?"),
 )
 """Types, and state spaces: d before a, destination before source."""
-
-_Slots = tuple[_Slot, ...]
-"""Slots whose words may stand in any order."""
-
-
-def _match(places: tuple[_Slots, ...], modifiers: tuple[str, ...]) -> dict[str, str] | None:
-    if not places:
-        return None if modifiers else {}
-    here, after = places[0], places[1:]
-    for slot in here:
-        if modifiers and modifiers[0] in slot.choices:
-            left = tuple(other for other in here if other is not slot)
-            rest = _match((left, *after), modifiers[1:])
-            if rest is not None:
-                return {slot.name: modifiers[0], **rest}
-    return _match(after, modifiers) if all(slot.optional for slot in here) else None
 
 
 def _slot(word: str) -> _Slot:

@@ -39,8 +39,8 @@ _ANCHOR = "tcgen05-instructions-tcgen05-"
 
 @tcgen05_copies.instruction(
     f"tcgen05 cp {GROUP} shape:128x256b|4x256b|128x128b {_FORMATS}",
-    f"tcgen05 cp {GROUP} {{ shape:64x128b multicast:warpx2::02_13|warpx2::01_23 }} {_FORMATS}",
-    f"tcgen05 cp {GROUP} {{ shape:32x128b multicast:warpx4 }} {_FORMATS}",
+    f"tcgen05 cp {GROUP} shape:64x128b multicast:warpx2::02_13|warpx2::01_23 {_FORMATS}",
+    f"tcgen05 cp {GROUP} shape:32x128b multicast:warpx4 {_FORMATS}",
     section="tcgen05.cp",
     anchor=_ANCHOR + "cp",
 )
