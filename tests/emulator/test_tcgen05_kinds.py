@@ -31,7 +31,7 @@ DTYPES = {
 RESULTS = {"f32": np.float32, "f16": np.float16, "s32": np.int32}
 SCALED = {"mxf8f6f4": "block32", "mxf4": "block32", "mxf4nvf4": "block16"}
 A_ROOM, B_ROOM = 32768, 32768
-A_COLUMN, D_COLUMN, SFA, SFB = 480, 32, 448, 456
+A_COLUMN, D_COLUMN, SFA, SFB = 176, 32, 160, 168
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def build(case: Case, seed: int = 0, *, collector: str = "") -> tuple[Mma, np.nd
     element_bits = 8 * case.size or 4
     rows, columns = case.m // case.group, case.n // case.group
     shared = np.zeros((case.group, A_ROOM + B_ROOM), np.uint8)
-    tensor = np.full((case.group, LANES, 512), 0xABAB_ABAB, np.uint32)
+    tensor = np.full((case.group, LANES, 256), 0xABAB_ABAB, np.uint32)
     left, right = raw(case, case.a, a), raw(case, case.b, b)
     for cta in range(case.group):
         shared[cta, :A_ROOM] = image(

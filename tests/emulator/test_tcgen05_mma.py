@@ -13,7 +13,6 @@ from nibblas.emulator.block_scaled import multiply_add_fp4
 from tests.emulator.conftest import every_order
 from tests.emulator.tensor_core import Mma, run
 
-SFA, SFB = 256, 264
 A_AT, B_AT = 0, 128 * 128
 ROOM = B_AT + 256 * 128
 
@@ -64,6 +63,19 @@ class Problem:
         return self.c.shape
 
     @property
+    def columns(self) -> int:
+        """Of tensor memory: the accumulator in the first half, scales in the second."""
+        return next(2 * half for half in (64, 128, 256) if half >= self.shape[1])
+
+    @property
+    def sfa_at(self) -> int:
+        return self.columns // 2
+
+    @property
+    def sfb_at(self) -> int:
+        return self.sfa_at + 8
+
+    @property
     def idesc(self) -> int:
         m, n = self.shape
         bits = 1 << 7 | 1 << 10 | n >> 3 << 17 | m >> 7 << 27
@@ -72,14 +84,14 @@ class Problem:
     def mma(self, *, enable: bool = False) -> Mma:
         group, (m, n) = self.group, self.shape
         rng = np.random.default_rng(9)
-        tensor = rng.integers(0, 1 << 32, (group, 128, 512), np.uint64).astype(np.uint32)
+        tensor = rng.integers(0, 1 << 32, (group, 128, self.columns), np.uint64).astype(np.uint32)
         shared = np.zeros((group, ROOM), np.uint8)
         rows, columns = m // group, n // group
         for cta in range(group):
             mine = slice(cta * rows, (cta + 1) * rows)
             shared[cta, :B_AT] = swizzled(self.a[mine], B_AT)
             shared[cta, B_AT:] = swizzled(self.b[cta * columns :][:columns], ROOM - B_AT)
-            put_scales(tensor[cta], SFA, self.sfa[mine], self.sfa_id)
+            put_scales(tensor[cta], self.sfa_at, self.sfa[mine], self.sfa_id)
             self._put_scales_of_b(tensor[cta])
             self._put_accumulator(tensor[cta], self.c[mine])
         block = 64 // self.sfa.shape[1]
@@ -88,7 +100,7 @@ class Problem:
             "[%d], %a, %b, %idesc, [%sfa], [%sfb], %enable;\n"
         )
         return Mma(
-            name, group, tensor, shared, self.idesc, sfa=SFA, sfb=SFB,
+            name, group, tensor, shared, self.idesc, sfa=self.sfa_at, sfb=self.sfb_at,
             a=descriptor(A_AT), b=descriptor(B_AT), enable=enable,
         )  # fmt: skip
 
@@ -99,12 +111,13 @@ class Problem:
 
     def _put_scales_of_b(self, tensor: np.ndarray) -> None:
         if not self.split:
-            put_scales(tensor, SFB, self.sfb, self.sfb_id)
+            put_scales(tensor, self.sfb_at, self.sfb, self.sfb_id)
             return
         for lanes, half in zip((slice(0, 64), slice(64, 128)), np.split(self.sfb, 2), strict=True):
             whole = np.zeros_like(tensor)
-            put_scales(whole, SFB, half, self.sfb_id)
-            tensor[lanes, SFB : SFB + 4] = whole[lanes, SFB : SFB + 4]
+            put_scales(whole, self.sfb_at, half, self.sfb_id)
+            columns = slice(self.sfb_at, self.sfb_at + 4)
+            tensor[lanes, columns] = whole[lanes, columns]
 
     def _put_accumulator(self, tensor: np.ndarray, c: np.ndarray) -> None:
         if self.split:
@@ -247,32 +260,32 @@ def test_a_chain_accumulates_in_order(order: str, group: int, rules: str) -> Non
 
 def test_scales_that_differ_between_quarters_of_the_lanes() -> None:
     problem = random_problem(1, 128, 40)
-    for column, row in ((SFA + 3, 7), (SFB + 1, 7)):
+    for column, row in ((problem.sfa_at + 3, 7), (problem.sfb_at + 1, 7)):
         mma = problem.mma()
         mma.tensor[0, 64 + row, column] ^= 1
         with pytest.raises(IllegalOperation, match=r"differ between the quarters.*Block Scaling"):
             run(mma)
     mma = problem.mma()
-    mma.tensor[0, 64 + 8, SFB + 1] ^= 1  # column 40 of B: there is none
+    mma.tensor[0, 64 + 8, problem.sfb_at + 1] ^= 1  # column 40 of B: there is none
     assert (problem.d_of(run(mma)) == problem.by_model()).all()
 
 
 def test_tensor_memory_that_nothing_wrote_or_allocated() -> None:
     problem = random_problem(1, 128, 64)
     mma = problem.mma()
-    with pytest.raises(UninitialisedRead, match="lane 0, column .* of tensor memory"):
-        run(mma.but(stored=SFB))
-    with pytest.raises(OutOfBounds, match="tcgen05.mma reaches .*columns 510 to 513"):
-        run(mma.but(sfa=510))
-    with pytest.raises(OutOfBounds, match="columns 480 to 543"):
-        run(mma.but(d=480))
+    with pytest.raises(UninitialisedRead, match="tcgen05.mma reads lane 0, column .* of tensor"):
+        run(mma.but(stored=64))
+    with pytest.raises(OutOfBounds, match="tcgen05.mma reaches columns .*; allocated: columns"):
+        run(mma.but(sfa=126))
+    with pytest.raises(OutOfBounds, match="tcgen05.mma reaches columns .*; allocated: columns"):
+        run(mma.but(d=96))
 
 
 def test_scale_ids_in_the_address_are_ignored() -> None:
     """CUTLASS leaves them in bits 30-31."""
     problem = random_problem(1, 128, 64)
     mma = problem.mma()
-    found = run(mma.but(sfa=SFA | 2 << 30, sfb=SFB | 1 << 31))
+    found = run(mma.but(sfa=problem.sfa_at | 2 << 30, sfb=problem.sfb_at | 1 << 31))
     assert (problem.d_of(found) == problem.by_model()).all()
     with pytest.raises(IllegalOperation, match="the scales of B begin on lane 32"):
-        run(mma.but(sfb=SFB | 32 << 16))
+        run(mma.but(sfb=problem.sfb_at | 32 << 16))

@@ -7,7 +7,7 @@ import pytest
 
 from nibblas.emulator import DataRace, EmulationError, IllegalOperation
 from tests.emulator.tensor_core import Mma, run
-from tests.emulator.test_tcgen05_mma import SFA, SFB, Problem, random_problem
+from tests.emulator.test_tcgen05_mma import Problem, random_problem
 
 FIELDS = {
     "start one row on": 8,
@@ -105,18 +105,23 @@ def test_instruction_descriptors(field: str, problem: Problem, right: Mma) -> No
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"sfa": SFA + 1},
-        {"sfb": SFB + 1},
-        {"sfa": SFB, "sfb": SFA},
-        {"sfa": SFA | 1 << 16},
+        {"sfa": 1},
+        {"sfb": 1},
+        {"sfa": 8, "sfb": -8},
+        {"sfa": 1 << 16},
         {"d": 1},
         {"d": 32 << 16},
-        {"enable": False},
     ],
     ids=str,
 )
 def test_addresses(wrong: dict[str, int], problem: Problem, right: Mma) -> None:
-    assert noticed(right.but(**wrong), problem)
+    """What is added to an address."""
+    changed = {name: getattr(right, name) + value for name, value in wrong.items()}
+    assert noticed(right.but(**changed), problem)
+
+
+def test_an_accumulator_that_is_not_added_to(problem: Problem, right: Mma) -> None:
+    assert noticed(right.but(enable=False), problem)
 
 
 @pytest.mark.parametrize(
