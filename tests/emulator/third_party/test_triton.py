@@ -6,33 +6,16 @@ TRITON_DISABLE_LINE_INFO=1.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nibblas.emulator import Buffer, Device, Report
+from nibblas.emulator import Device
 from tests.emulator.conftest import every_order
-
-TEXTS = Path(__file__).parent / "triton"
+from tests.emulator.third_party.triton_launch import launch
 
 both = pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-
-
-def launch(dev: Device, name: str, grid: Any, *arguments: Any) -> Report:
-    """A compiled kernel with its own launch parameters; Triton appends two scratch pointers."""
-    stem = TEXTS / f"{name}-{dev.arch}"
-    about = json.loads(stem.with_suffix(".json").read_text())
-    blocks = int(np.prod(grid))
-    scratch: Buffer | int = 0
-    if about["scratch_bytes"]:
-        scratch = dev.empty(about["scratch_bytes"] * blocks, name="scratch")
-    kernel = dev.load_ptx(stem.with_suffix(".ptx").read_text()).kernel(about["entry"])
-    return kernel.launch(
-        grid, about["threads"], [*arguments, scratch, 0], smem=about["shared_bytes"]
-    )
 
 
 def numbers(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
