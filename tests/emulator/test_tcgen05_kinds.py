@@ -363,6 +363,13 @@ def test_lanes_that_an_accumulator_may_not_begin_on() -> None:
             run(mma.but(d=case.lane << 16 | D_COLUMN))
 
 
+def test_a_and_d_begin_on_one_lane() -> None:
+    case = Case("f16", "f16", "f16", m=64, n=8, a_in_tensor_memory=True)
+    mma, _ = build(case)
+    with pytest.raises(IllegalOperation, match="A begins on lane 16, D on lane 0"):
+        run(mma.but(at=16 << 16 | A_COLUMN))
+
+
 def test_copies_of_a_must_be_equal() -> None:
     case = Case("f16", "f16", "f16", group=2, m=128, n=32, a_in_tensor_memory=True)
     mma, _ = build(case)

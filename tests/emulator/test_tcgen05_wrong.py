@@ -139,6 +139,11 @@ def test_leading_offset_of_swizzled_k_major_changes_nothing(problem: Problem, ri
     assert not noticed(right.but(a=right.a + (5 << 16), b=right.b + (0x3FFF << 16)), problem)
 
 
+def test_scales_within_the_accumulator(problem: Problem, right: Mma) -> None:
+    with pytest.raises(IllegalOperation, match="A, scales and D must not share cells"):
+        run(right.but(sfb=problem.shape[1] - 1))
+
+
 def test_reports_name_the_operand_and_the_line(right: Mma) -> None:
     with pytest.raises(IllegalOperation, match=r"(?s)B of tcgen05.mma.kind::mxf4nvf4: .*PTX line"):
         run(right.but(b=right.b & ~(1 << 46)))

@@ -21,7 +21,7 @@ from nibblas.emulator.machine import instruction_descriptor, tcgen05_descriptors
 from nibblas.emulator.machine.memory import Array, Memory
 from nibblas.emulator.machine.tcgen05_layouts import Piece
 from nibblas.emulator.machine.tcgen05_product import ELEMENT_BYTES, ROW_BYTES, product, used_bytes
-from nibblas.emulator.machine.tensor_memory import LANE_SHIFT, LANES
+from nibblas.emulator.machine.tensor_memory import LANE_SHIFT, LANES, overlap
 from nibblas.emulator.machine.tensor_pipe import Region, Work, participants
 
 if TYPE_CHECKING:
@@ -101,13 +101,14 @@ class Multiplication:
         if form.a_in_tensor_memory:
             a_lane = operands.a >> LANE_SHIFT
             self.a_pieces = tcgen05_layouts.multiplicand(descriptor.m, group, a_lane)
+            if a_lane != lane:
+                raise IllegalOperation(
+                    f"A begins on lane {a_lane}, D on lane {lane}; want the same "
+                    '(PTX ISA, "Data Path Layout Organization")'
+                )
         else:
-            self.a_places = self._places(
-                operands.a, descriptor.a, self.rows, descriptor.a_mn_major, "A"
-            )
-        self.b_places = self._places(
-            operands.b, descriptor.b, descriptor.n // group, descriptor.b_mn_major, "B"
-        )
+            self.a_places = self._places("A", operands.a, self.rows)
+        self.b_places = self._places("B", operands.b, descriptor.n // group)
         self._left: list[Array] = []
         self._right: list[Array] = []
         self._scales: list[list[tuple[Array, Array]]] = []
@@ -124,23 +125,27 @@ class Multiplication:
             for cta, pieces in zip(self.ctas, self.d_pieces, strict=True)
             for piece in pieces
         ]
+        reads = self._regions_read()
+        _check_apart(reads, accumulator)
         work = Work(
             "mma",
             _NAME,
             self.form.group,
             [self._read, self._finish],
             shared=shared,
-            reads=self._regions_read(),
+            reads=reads,
             updates=accumulator if operands.accumulates else [],
             writes=[] if operands.accumulates else accumulator,
             pipeline=(operands.d, d.m, d.n, d.k),
         )
         warp.cta.tensor_pipe.issue(warp, lane, site, work)
 
-    def _places(
-        self, bits: int, element: str, rows: int, mn_major: bool, name: str
-    ) -> Array:  # fmt: skip
-        kind = self.descriptor.kind
+    def _places(self, name: str, bits: int, rows: int) -> Array:
+        """Offsets of an operand's bytes in shared memory; ``bits``: its descriptor."""
+        d = self.descriptor
+        kind, element, mn_major = d.kind, d.a, d.a_mn_major
+        if name == "B":
+            element, mn_major = d.b, d.b_mn_major
         try:
             found = tcgen05_descriptors.operand_offsets(
                 tcgen05_descriptors.decode(bits), rows, ELEMENT_BYTES.get(element, 1), mn_major
@@ -267,6 +272,19 @@ class Multiplication:
             )
         ]
         return np.concatenate(halves, axis=1)
+
+
+def _check_apart(reads: Sequence[Region], writes: Sequence[Region]) -> None:
+    """Raises IllegalOperation if A or scales in tensor memory share cells with D."""
+    for memory, cells in reads:
+        for other, target in writes:
+            if memory is other and overlap(cells, target):
+                columns, across = cells[1], target[1]
+                raise IllegalOperation(
+                    f"{_NAME} reads columns {columns.start} to {columns.stop - 1} of {memory.name} "
+                    f"and writes columns {across.start} to {across.stop - 1}: A, scales and D must "
+                    "not share cells"
+                )
 
 
 def _gather(shared: Memory, places: Array, used: Array) -> Array:
