@@ -168,6 +168,7 @@ class TensorMap:
         if self.padded:
             self._is_data = np.arange(self.row_bytes) % 16 < _GROUP * self.element_bits // 8
             self._fill.reshape(self.rows, -1)[:, ~self._is_data] = POISON
+        self._places = np.cumsum(self._is_data) - 1  # of a gap: of the byte before it
         if spec.oob_fill != "none":
             nan = _NANS[spec.data_type]
             self._fill = np.full(self.num_bytes // nan.itemsize, nan).view(np.uint8)
@@ -221,7 +222,7 @@ class TensorMap:
         first_byte, odd = divmod(column * self.element_bits, 8)
         if odd:
             raise IllegalOperation(f"coordinate {column} begins within a byte")
-        places = first_byte + np.cumsum(self._is_data) - 1  # of padding: of the byte before it
+        places = first_byte + self._places
         columns = (places >= 0) & (places < self.spec.dims[0] * self.element_bits // 8)
         every = inside[:, None] & columns & self._is_data
         return Box((offsets[:, None] + places)[every], every)
