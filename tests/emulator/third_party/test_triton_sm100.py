@@ -1,6 +1,7 @@
 """PTX as Triton emits it for Blackwell: tcgen05 products, NVFP4 ones among them, unmodified.
 
 The texts in triton/ were made by lab/emulator/third_party/triton_kernels.py with Triton 3.9.0.
+Triton leaves the fences of tcgen05 out, so they run with the rules of hardware.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from nibblas.emulator import Device
+from nibblas.emulator import DataRace, Device
+from nibblas.emulator.machine.tensor_order import Rules
 from tests.emulator.conftest import every_order
 from tests.emulator.third_party.problems import HalfProduct, ScaledProduct, blocked
 from tests.emulator.third_party.triton_launch import launch
@@ -18,8 +20,8 @@ TILES = {"matmul": (64, 64), "matmul_tails": (64, 64), "matmul_tma": (64, 64)}
 """Of a CTA; the others: 128 x 128."""
 
 
-def device(order: str = "round_robin", **options: Any) -> Device:
-    return Device("sm_100", order=order, seed=3, rules="hardware", **options)
+def device(order: str = "round_robin", rules: Rules = "hardware", **options: Any) -> Device:
+    return Device("sm_100", order=order, seed=3, rules=rules, **options)
 
 
 def check_halves(dev: Device, name: str, m: int, n: int, k: int, ctas: int = 0) -> None:
@@ -90,3 +92,15 @@ def test_nvfp4_of_256_columns() -> None:
 @pytest.mark.parametrize("ctas", [2, 3])
 def test_several_persistent_ctas(ctas: int) -> None:
     check_scaled(device(num_sms=4), "nvfp4_warps", 256, 256, 256, ctas=ctas)
+
+
+@pytest.mark.parametrize("name", ["matmul_large", "matmul_warps"])
+def test_missing_fences_are_reported_with_the_rules_of_the_text(name: str) -> None:
+    with pytest.raises(DataRace, match="no tcgen05.fence::before_thread_sync"):
+        check_halves(device(rules="ptx"), name, 128, 128, 128, ctas=1)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_tma", "nvfp4_warps"])
+def test_missing_fences_of_nvfp4_kernels_too(name: str) -> None:
+    with pytest.raises(DataRace, match="no tcgen05.fence::before_thread_sync"):
+        check_scaled(device(rules="ptx"), name, 128, 128, 256, ctas=1)
