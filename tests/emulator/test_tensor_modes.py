@@ -243,6 +243,8 @@ def test_a_gather_prefetches() -> None:
     """
     data = numbers(16, 64)
     assert gather(data, "0, 1, 2, 3, 4", body=prefetch + GATHER, box=[32, 1]).any()
+    with pytest.raises(UnsupportedInstruction, match="gather4 needs sm_100 or sm_103; .*sm_120"):
+        gather(data, "0, 1, 2, 3, 4", arch="sm_120", body=prefetch, box=[32, 1])
 
 
 SCATTER = """

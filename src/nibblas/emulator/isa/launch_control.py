@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from nibblas.emulator.errors import IllegalOperation
-from nibblas.emulator.isa.build import BLACKWELL, SM_100_FAMILY, Build, put
+from nibblas.emulator.isa.build import BLACKWELL, Build, put
 from nibblas.emulator.isa.bulk import by_lane
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.asynchronous import AsyncOp
@@ -52,8 +52,6 @@ def try_cancel(build: Build) -> Step:
     build.count(2)
     build.require_arch("try_cancel", *BLACKWELL)
     multicast, generic = build.has("multicast::cluster::all"), not build.has("shared::cta")
-    if multicast:
-        build.require_arch(".multicast::cluster::all", *SM_100_FAMILY)
     to, barrier = build.address(0), build.address(1)
     instruction = build.instruction
 

@@ -48,8 +48,8 @@ def _map_operand(build: Build, index: int) -> MapAt:
     rank = int(build.get("dim")[0])
     by_rows = build.get("mode") in ("tile::gather4", "tile::scatter4")
     if by_rows:
-        narrow = build.get("mode") == "tile::gather4" and build.get("to") != "shared::cluster"
-        build.require_arch(f".{build.get('mode')}", *(BLACKWELL if narrow else SM_100_FAMILY))
+        everywhere = build.get("mode") == "tile::gather4" and build.get("to") == "shared::cta"
+        build.require_arch(f".{build.get('mode')}", *(BLACKWELL if everywhere else SM_100_FAMILY))
         if rank != 2:
             raise build.refusal(f".{build.get('mode')} needs .2d")
     wanted = 5 if by_rows else rank
