@@ -1,0 +1,23 @@
+"""What the tests of GPU backends share: a recorded device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nibblas.errors import NativeLibraryError
+from nibblas.runtime.compile import compiler_version
+from nibblas.runtime.driver import use_driver
+from nibblas.runtime.recording import RecordingDriver
+
+
+@pytest.fixture
+def b200() -> Iterator[RecordingDriver]:
+    """A B200 that records; the kernels that it loads are compiled here."""
+    try:
+        compiler_version()
+    except NativeLibraryError as error:
+        pytest.skip(str(error))
+    with use_driver(RecordingDriver(compute_capability=(10, 0), sms=148)) as recorder:
+        yield recorder
