@@ -274,3 +274,28 @@ def test_arrival_of_no_lane_changes_nothing(lanes: Lanes) -> None:
     body = setup(1) + "setp.gt.u32 %p2, %r0, 99; @%p2 mbarrier.arrive.shared.b64 _, [%r10];"
     body += "mbarrier.test_wait.parity.shared.b64 %p1, [%r10], 0; selp.u32 %r1, 1, 0, %p1;"
     assert (lanes(body) == np.zeros(32)).all()
+
+
+@every_order
+def test_lanes_may_end_a_wait_of_other_lanes_of_their_warp(lanes: Lanes, order: str) -> None:
+    """Those that arrive go on as they were, not as those that they have woken."""
+    body = """
+    .shared .align 8 .b64 own;
+    mov.u32 %r1, 1;
+    setp.eq.u32 %p0, %r0, 0;
+    @%p0 mbarrier.init.shared.b64 [own], 16;
+    bar.sync 0;
+    setp.lt.u32 %p1, %r0, 16;
+    @%p1 bra arrive;
+poll:
+    mbarrier.try_wait.parity.shared.b64 %p2, [own], 0;
+    @!%p2 bra poll;
+    add.u32 %r1, %r1, 10;
+    bra over;
+arrive:
+    mbarrier.arrive.shared.b64 _, [own];
+    add.u32 %r1, %r1, 100;
+over:
+"""
+    expected = np.where(np.arange(32) < 16, 101, 11)
+    np.testing.assert_array_equal(lanes(body, order=order), expected)

@@ -121,15 +121,21 @@ def _arrival(
         if votes is not None:
             barrier.vote(*votes)
         phase = barrier.arrive(arriving, expected, whole=threads < 0)
+
+        def over(_: bool = True) -> None:
+            warp.learn(barrier.completed_at)
+            if finish is not None:
+                finish(warp, barrier, phase)
+
         if waits and barrier.phase == phase:
             warp.wait(
                 barrier.queue,
                 ready=lambda: barrier.phase > phase,
                 describe=lambda: str(barrier),
-                resume=None if finish is None else lambda _: finish(warp, barrier, phase),
+                resume=over,
             )
-        elif finish is not None:
-            finish(warp, barrier, phase)
+        elif waits:
+            over()
 
     return arrive
 

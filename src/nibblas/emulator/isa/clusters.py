@@ -79,12 +79,19 @@ def _wait(build: Build) -> Step:
     def step(warp: Warp) -> None:
         barrier = warp.cta.cluster.barrier
         phase = barrier.begin_wait(warp, warp.mask)
-        if barrier.phase < phase:
-            warp.wait(
-                barrier.queue,
-                ready=lambda: barrier.phase >= phase,
-                describe=lambda: str(barrier),
-            )
+
+        def over(_: bool = True) -> None:
+            warp.learn(barrier.completed_at)
+
+        if barrier.phase >= phase:
+            over()
+            return
+        warp.wait(
+            barrier.queue,
+            ready=lambda: barrier.phase >= phase,
+            describe=lambda: str(barrier),
+            resume=over,
+        )
 
     return step
 

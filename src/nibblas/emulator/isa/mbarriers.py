@@ -225,7 +225,7 @@ def wait(build: Build) -> Step:
         results = np.zeros(32, bool)
         for barrier, value, lanes in tests:
             if _complete(barrier, value, by_parity=by_parity):
-                barrier.observed()
+                barrier.observed(warp)
                 results[lanes] = True
         if not results[warp.mask].all():
             barrier, value, lanes = tests[0]
@@ -251,7 +251,7 @@ def _complete(barrier: MBarrier, value: int, *, by_parity: bool) -> bool:
 def _stand_still(warp: Warp, dest: int, barrier: MBarrier, value: int, *, by_parity: bool) -> None:
     def resume(in_time: bool) -> None:
         if in_time:
-            barrier.observed()
+            barrier.observed(warp)
         put(warp, dest, np.full(32, in_time))
 
     def describe() -> str:

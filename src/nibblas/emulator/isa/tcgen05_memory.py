@@ -8,7 +8,7 @@ register of a lane is; machine/tensor_pipe.py checks what meets what.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from nibblas.emulator.errors import DataRace, IllegalOperation, Site
 from nibblas.emulator.isa.build import Build
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import Path, check_write
+from nibblas.emulator.machine.clock import tick
 from nibblas.emulator.machine.memory import Array
 from nibblas.emulator.machine.tensor_fragments import (
     MOST_REGISTERS,
@@ -47,6 +48,15 @@ def check_architecture(build: Build) -> None:
     """Raises UnsupportedInstruction on devices that have no tensor memory."""
     if build.arch not in ARCHITECTURES:
         raise build.refusal(f"{build.arch} has no tcgen05; want one of {', '.join(ARCHITECTURES)}")
+
+
+def shared_bits(address: Any) -> Any:
+    """What devices take of a generic address, a number or an array, where they want a shared one.
+
+    ThunderKittens gives tcgen05.alloc 64 bits; others give tcgen05.commit the 32 bits of a shared
+    address and no state space.
+    """
+    return address & 0xFFFF_FFFF
 
 
 def group_of(build: Build) -> int:
@@ -85,6 +95,8 @@ def alloc(build: Build) -> Step:
         cta = warp.cta
         allocator = cta.cluster.tensor_allocator(participants(cta, group, "tcgen05.alloc"))
         places = address(warp)
+        if cta.machine.rules == "hardware":
+            places = shared_bits(places)
         memory, offset = path.find(warp, 0, uniform(places, "the destination of tcgen05.alloc"))
         if memory is not cta.shared:
             raise IllegalOperation("tcgen05.alloc writes to shared memory of its own CTA only")
@@ -126,7 +138,7 @@ def dealloc(build: Build) -> Step:
         cta = warp.cta
         allocator = cta.cluster.tensor_allocator(participants(cta, group, "tcgen05.dealloc"))
         request = allocator.dealloc(
-            cta,
+            warp,
             uniform(warp.r[address], "the address of tcgen05.dealloc"),
             uniform(warp.r[columns], "the number of columns of tcgen05.dealloc"),
             warp.site(instruction),
@@ -300,7 +312,7 @@ def wait(build: Build) -> Step:
         waited = threads.loads if loads else threads.stores
         for transfer in waited:
             _check_registers(warp, transfer)
-            threads.waited(transfer, warp.cta.machine.tick())
+            threads.waited(transfer, tick())
         waited.clear()
 
     return step

@@ -12,9 +12,10 @@ from nibblas.emulator.errors import IllegalOperation
 from nibblas.emulator.isa.build import Build
 from nibblas.emulator.isa.bulk import by_lane, value_of
 from nibblas.emulator.isa.registry import Family, Step
-from nibblas.emulator.isa.tcgen05_memory import GROUP, check_architecture, group_of
+from nibblas.emulator.isa.tcgen05_memory import GROUP, check_architecture, group_of, shared_bits
 from nibblas.emulator.machine.access import Path, locate_shared_cluster
 from nibblas.emulator.machine.bulk import OFFSET_MASK
+from nibblas.emulator.machine.clock import tick
 from nibblas.emulator.machine.memory import RANK_SHIFT, Memory
 from nibblas.emulator.machine.warp import Warp, bits_of
 
@@ -40,7 +41,12 @@ def commit(build: Build) -> Step:
     instruction = build.instruction
 
     def one(warp: Warp, lane: int) -> None:
-        memory, offset = path.find(warp, lane, int(address(warp)[lane]))
+        where = int(address(warp)[lane])
+        if warp.cta.machine.rules == "hardware":
+            memory, base = locate_shared_cluster(warp, lane, shared_bits(where), _BARRIER_BYTES)
+            offset = shared_bits(where) - base
+        else:
+            memory, offset = path.find(warp, lane, where)
         if memory not in warp.cta.cluster.memories:
             raise IllegalOperation("the mbarrier of tcgen05.commit is not in shared memory")
         barriers = [(memory, offset)]
@@ -77,9 +83,10 @@ def fence(build: Build) -> Step:
     before = build.get("what") == "fence::before_thread_sync"
 
     def step(warp: Warp) -> None:
-        machine = warp.cta.machine
-        if machine.rules == "ptx":
-            act = warp.tensor.fence_before if before else warp.tensor.fence_after
-            act(bits_of(warp.mask), machine.tick())
+        lanes = bits_of(warp.mask)
+        if before:
+            warp.tensor.fence_before(lanes, tick())
+        else:
+            warp.tensor.fence_after(lanes, warp.synced)
 
     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nibblas.emulator.errors import BarrierError
+from nibblas.emulator.machine.clock import tick
 from nibblas.emulator.machine.waiting import WaitQueue
 
 NUM_BARRIERS = 16
@@ -15,6 +16,7 @@ class NamedBarrier:
         arrived: threads of the current phase. expected: None until the first has come.
         phase: completed phases.
         whole: the phase is for all threads of the CTA; those that have exited are not waited for.
+        completed_at: when the last complete phase was.
         votes: by phase, how many threads brought a false and a true predicate to a reduction.
     """
 
@@ -23,7 +25,7 @@ class NamedBarrier:
         self.arrived = 0
         self.expected: int | None = None
         self.whole = False
-        self.phase = 0
+        self.phase = self.completed_at = 0
         self.votes: dict[int, list[int]] = {}
         self.queue = WaitQueue()
 
@@ -65,6 +67,7 @@ class NamedBarrier:
         if self.expected is not None and self.arrived >= self.expected:
             self.arrived, self.expected, self.whole = 0, None, False
             self.phase += 1
+            self.completed_at = tick()
             self.queue.notify()
 
     def __str__(self) -> str:

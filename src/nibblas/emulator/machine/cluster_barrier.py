@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nibblas.emulator.errors import BarrierError
+from nibblas.emulator.machine.clock import tick
 from nibblas.emulator.machine.waiting import WaitQueue
 
 if TYPE_CHECKING:
@@ -19,12 +20,12 @@ class ClusterBarrier:
     """Counts all threads of a cluster that have not exited.
 
     Attributes:
-        phase: completed phases. queue: who waits.
+        phase: completed phases. queue: who waits. completed_at: when the last of them was.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.phase = 0
+        self.phase = self.completed_at = 0
         self.queue = WaitQueue()
         self._arrived: dict[Warp, Array] = {}
         self._owed: dict[Warp, Array] = {}
@@ -56,6 +57,7 @@ class ClusterBarrier:
         if self._arrived and self._missing() == 0:
             self._arrived = {}
             self.phase += 1
+            self.completed_at = tick()
             self._cluster.arrivals.barrier_completed(self.phase)
             self.queue.notify()
 

@@ -61,7 +61,6 @@ class Machine:
         self.dynamic_bytes, self.shared_begin, self.num_sms = dynamic_bytes, shared_begin, num_sms
         self.shared_is_nan = shared_is_nan
         self.rules, self.seed, self.cta_group = rules, seed, 0
-        self._now = 0
         self.shared_bytes = program.shared_bytes
         if dynamic_bytes:
             align = program.dynamic_align
@@ -94,11 +93,6 @@ class Machine:
         finally:
             self.addresses.end_grid()
         return self._report(time.perf_counter() - begin)
-
-    def tick(self) -> int:
-        """The time, which it moves on: a number for each event that tensor_order.py compares."""
-        self._now += 1
-        return self._now
 
     def cta_finished(self, cta: Cta) -> None:
         self.scheduler.finish(cta)

@@ -14,11 +14,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from nibblas.emulator.errors import BarrierError, UnfinishedWork
+from nibblas.emulator.machine.clock import tick
 from nibblas.emulator.machine.memory import Memory
 from nibblas.emulator.machine.waiting import WaitQueue
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
+    from nibblas.emulator.machine.warp import Warp
 
 MBARRIER_BYTES = 8
 MAX_COUNT = 2**20 - 1
@@ -39,13 +41,14 @@ class MBarrier:
     Attributes:
         phase: completed phases. expected: arrivals of a phase. pending: of them, still missing.
         tx: bytes expected minus bytes completed. queue: who waits.
+        completed_at: when the last complete phase was. 0: none is.
         site: of its init. gone: its CTA has exited.
     """
 
     def __init__(self, memory: Memory, offset: int, count: int, site: Site) -> None:
         self.memory, self.offset, self.site = memory, offset, site
         self.expected = self.pending = count
-        self.phase = self.tx = 0
+        self.phase = self.tx = self.completed_at = 0
         self.gone = False
         self.queue = WaitQueue()
         self._landed: list[tuple[int, Releasable]] = []
@@ -135,8 +138,9 @@ class MBarrier:
         """Claims that end when somebody has waited for the current phase."""
         self._landed += [(self.phase, claim) for claim in claims]
 
-    def observed(self) -> None:
-        """A thread has seen that all phases before the current one are complete."""
+    def observed(self, warp: Warp) -> None:
+        """A thread of a warp has seen that all phases before the current one are complete."""
+        warp.learn(self.completed_at)
         if self._landed:
             for phase, claim in self._landed:
                 if phase < self.phase:
@@ -161,6 +165,7 @@ class MBarrier:
     def _advance(self) -> None:
         if self.pending == 0 and self.tx == 0:
             self.phase += 1
+            self.completed_at = tick()
             self.pending = self.expected
             self.queue.notify()
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from nibblas.emulator.errors import DataRace, IllegalOperation, OutOfBounds
 from nibblas.emulator.machine.tensor_memory import COLUMNS, LANES, TensorMemory, overlap, rectangle
+from nibblas.emulator.machine.tensor_order import last_touches
 from nibblas.emulator.machine.waiting import WaitQueue
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
     from nibblas.emulator.machine.cta import Cta
+    from nibblas.emulator.machine.warp import Warp
 
 SMALLEST = 32
 
@@ -80,14 +82,14 @@ class Allocator:
         self._settle()
         return request
 
-    def dealloc(self, cta: Cta, address: int, columns: int, site: Site) -> Request:
-        """A warp gives columns back.
+    def dealloc(self, warp: Warp, address: int, columns: int, site: Site) -> Request:
+        """A warp gives columns of its CTA back.
 
         Raises:
             OutOfBounds: they are not one allocation. DataRace: something still uses them.
         """
         _check_count(columns)
-        index = self._ctas.index(cta)
+        index = self._ctas.index(warp.cta)
         memory = self._memories[index]
         if memory.allocations.get(address, (0, None))[0] != columns:
             known = ", ".join(f"{c} at {a:#x}" for a, (c, _) in sorted(memory.allocations.items()))
@@ -96,6 +98,7 @@ class Allocator:
                 f"allocated: {known or 'none'}"
             )
         _check_idle(memory, address, columns)
+        _check_known(memory, address, columns, warp)
         request = Request(columns, site, address)
         self._deallocs[index].append(request)
         self._settle()
@@ -182,4 +185,16 @@ def _check_idle(memory: TensorMemory, first: int, columns: int) -> None:
             raise DataRace(
                 f"tcgen05.dealloc of columns {first} to {first + columns - 1} of {memory.name} "
                 f"while {claim} is in flight: nothing has waited for it"
+            )
+
+
+def _check_known(memory: TensorMemory, first: int, columns: int, warp: Warp) -> None:
+    """Raises DataRace if no barrier orders the use of the columns before a warp's dealloc."""
+    where = slice(0, LANES), slice(first, first + columns)
+    for access, _ in last_touches(memory, where):
+        over = access.settled_at
+        if access.warp is not warp and over is not None and over >= warp.synced:
+            raise DataRace(
+                f"tcgen05.dealloc of columns {first} to {first + columns - 1} of {memory.name}, "
+                f"which {access} uses: no barrier that the warp has waited for orders the two"
             )

@@ -5,17 +5,20 @@ Two sets of rules, by ``Device(rules=...)``:
 
     "ptx"       what the text promises, no more
         pipelined pairs (PAIRS) of one thread run in order; of two threads, if fences order them:
-            the first executes fence::before_thread_sync (or commits) after its operation, the
-            second fence::after_thread_sync later
+            fence::before_thread_sync (or commit) after the first, a barrier, and
+            fence::after_thread_sync before the second
         any other two that meet in a cell need the first to be complete and waited for (commit and
-            mbarrier for mma, cp, shift; tcgen05.wait for ld, st), and then the fences
+            mbarrier for mma, cp, shift; tcgen05.wait for ld, st), and then the same fences
     "hardware"  what devices are known to do, which CUTLASS and DeepGEMM rely on
         mma, cp, shift and commit of one CTA run in the order of issue, whoever issued them
-        no fences are needed: waiting is
+        no fences are needed: waiting for each other is
         an ld is over when an instruction uses one of its registers, which waits for all of them
 
-A fence counts for a thread if it ran later, in emulated time, than what it is to be ordered after.
-So a missing fence is noticed unless another of the same thread happens to stand in its place.
+What a warp knows of is told by one number, the time of the latest completion of a barrier that one
+of its lanes has waited for (``Warp.synced``); a load that is volatile, relaxed or acquire, and an
+atomic, count as a wait for everything so far. Whatever came before that time is known.
+fence::after_thread_sync passes on what is known when it is executed. So a barrier or fence that is
+missing is noticed under every order, unless the thread has waited for something later.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from nibblas.emulator.machine.claims import Claim
+from nibblas.emulator.machine.clock import tick
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
@@ -59,14 +63,14 @@ class Access:
     Attributes:
         kind, name, site: what it is. lanes: bits of the threads of ``warp`` that issued it.
         pipeline: of an mma, its accumulator and shape.
-        after: when all its threads had executed their last fence::after_thread_sync.
+        after: what came before that time is ordered before it.
         fenced_at: when all its threads had executed fence::before_thread_sync; None: not yet.
         settled_at: when its completion was signalled, or its wait executed; None: not yet.
     """
 
     __slots__ = (
         *("after", "fenced_at", "kind", "lanes", "name"),
-        *("pipeline", "settled_at", "site", "unfenced", "warp"),
+        *("pipeline", "settled_at", "site", "strict", "unfenced", "warp"),
     )
 
     def __init__(
@@ -80,7 +84,8 @@ class Access:
     ) -> None:
         self.kind, self.name, self.site = kind, name, site
         self.warp, self.lanes, self.pipeline = warp, lanes, pipeline
-        self.after = warp.tensor.after_of(lanes)
+        self.strict = warp.cta.machine.rules == "ptx"
+        self.after = warp.tensor.after_of(lanes) if self.strict else warp.synced
         self.unfenced = lanes
         self.fenced_at: int | None = None
         self.settled_at: int | None = None
@@ -133,10 +138,12 @@ class TensorThreads:
             return self._after[lanes.bit_length() - 1]
         return min(self._after[lane] for lane in range(32) if lanes >> lane & 1)
 
-    def fence_after(self, lanes: int, now: int) -> None:
-        self._after = [now if lanes >> lane & 1 else t for lane, t in enumerate(self._after)]
+    def fence_after(self, lanes: int, known: int) -> None:
+        """The lanes order what follows after all that came before a time."""
+        self._after = [known if lanes >> lane & 1 else t for lane, t in enumerate(self._after)]
 
     def fence_before(self, lanes: int, now: int) -> None:
+        """The lanes order what they have done before whatever they arrive at later."""
         for access in self._unfenced:
             access.fence_before(lanes, now)
         self._unfenced = [access for access in self._unfenced if access.fenced_at is None]
@@ -151,16 +158,15 @@ class TensorThreads:
             used = [load for load in self.loads if not slots.isdisjoint(load.slots)]
             for load in used:
                 self.loads.remove(load)
-                self.waited(load, machine.tick())
+                self.waited(load, tick())
 
     def waited(self, transfer: Transfer, now: int) -> None:
         """tcgen05.wait has waited for an ld or st; a fence::before_thread_sync may follow."""
         for claim in transfer.claims:
             claim.release()
-        access = transfer.access
-        access.settled_at = now
-        if access.warp.cta.machine.rules == "ptx":
-            self._unfenced.append(access)
+        transfer.access.settled_at = now
+        if transfer.access.strict:
+            self._unfenced.append(transfer.access)
 
 
 class Issued:
@@ -192,8 +198,12 @@ class Transfer:
 
 
 def pipelined(first: Access, second: Access) -> bool:
-    """Whether the two are a pipelined pair whose order is established. PIPELINES, FENCES."""
-    if not (_same_thread(first, second) or _fenced(first.fenced_at, second)):
+    """Whether the two run in order, as a pair whose order is established. PIPELINES, FENCES."""
+    if not (first.is_tensor and second.is_tensor):
+        return False
+    if not second.strict:
+        return True
+    if not (_same_thread(first, second) or _known(first.fenced_at, second)):
         return False
     if (first.kind, second.kind) not in PAIRS:
         return False
@@ -204,7 +214,7 @@ def _same_thread(first: Access, second: Access) -> bool:
     return first.warp is second.warp and first.lanes == second.lanes
 
 
-def _fenced(since: int | None, second: Access) -> bool:
+def _known(since: int | None, second: Access) -> bool:
     return since is not None and second.after > since
 
 
@@ -221,7 +231,7 @@ def why_unordered(first: Access, second: Access) -> str:
             f"tcgen05.fence::after_thread_sync. {COMPLETION}"
         )
     if (first.kind, second.kind) in PAIRS:
-        if not _same_thread(first, second) and not _fenced(first.fenced_at, second):
+        if not _same_thread(first, second) and not _known(first.fenced_at, second):
             return (
                 "the two come from different threads: want fence::before_thread_sync in the first "
                 f"and fence::after_thread_sync in the second, or a wait. {FENCES}"
@@ -233,25 +243,24 @@ def why_unordered(first: Access, second: Access) -> str:
     )
 
 
-def why_unfenced(first: Access, second: Access) -> str | None:
-    """Why the second may not touch cells of the first though that is over; None: it may."""
-    if first.is_tensor:
-        if _fenced(first.settled_at, second) or (second.is_tensor and pipelined(first, second)):
-            return None
-        return (
-            "that is complete, but no tcgen05.fence::after_thread_sync of the thread follows its "
-            f"completion. {FENCES}"
-        )
-    if first.warp is second.warp or _fenced(first.fenced_at, second):
-        return None
-    if first.fenced_at is None:
+def why_late(first: Access, second: Access) -> str:
+    """Why the second may not touch cells of the first though that is over; "": it may."""
+    if pipelined(first, second) or (first.warp is second.warp and not first.is_tensor):
+        return ""
+    since = first.settled_at if first.is_tensor or not second.strict else first.fenced_at
+    if _known(since, second):
+        return ""
+    if not second.strict:
+        return "that is over, but no barrier that the thread has waited for says so"
+    if since is None:
         return (
             "its threads have executed no tcgen05.fence::before_thread_sync after tcgen05.wait. "
             f"{FENCES}"
         )
+    event = "its completion" if first.is_tensor else "the other's fence::before_thread_sync"
     return (
-        "no tcgen05.fence::after_thread_sync of the thread follows the other's "
-        f"fence::before_thread_sync. {FENCES}"
+        f"that is over, but no tcgen05.fence::after_thread_sync of the thread follows {event} and "
+        f"a barrier. {FENCES}"
     )
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from nibblas.emulator.errors import DataRace, IllegalOperation, UninitialisedRead
 from nibblas.emulator.machine.asynchronous import AsyncOp, Phase
 from nibblas.emulator.machine.claims import Claim, claim_read
+from nibblas.emulator.machine.clock import tick
 from nibblas.emulator.machine.mbarrier import MBARRIER_BYTES, find_barrier
 from nibblas.emulator.machine.memory import (
     ASYNC_READING,
@@ -44,7 +45,7 @@ from nibblas.emulator.machine.tensor_order import (
     TensorClaim,
     last_touches,
     pipelined,
-    why_unfenced,
+    why_late,
     why_unordered,
 )
 
@@ -144,7 +145,7 @@ class TensorPipe:
         threads = warp.tensor
         tracked = [issued for issued in threads.issued.get(lane, ()) if not issued.over]
         threads.issued[lane] = tracked
-        now = self._machine.tick()
+        now = tick()
         for issued in tracked:
             issued.access.fence_before(1 << lane, now)
         claims = [claim for issued in tracked for claim in issued.claims]
@@ -181,7 +182,7 @@ class TensorPipe:
             arrival = Claim(memory, where, what, site, writes=False)
 
         def arrive() -> None:
-            now = self._machine.tick()
+            now = tick()
             for access in accesses:
                 access.settled_at = access.settled_at or now
             barrier = find_barrier(memory, offset)
@@ -210,10 +211,9 @@ class TensorPipe:
                 f"{access.name} reads {memory.place(where, missing)}, of which "
                 f"{int(missing.sum())} cells were never written"
             )
-        if not self._hardware:
-            self._check_fences(memory, where, access, writes=writes)
-            memory.touches.append((access, writes))
-            memory.last[where] = len(memory.touches) - 1
+        self._check_order(memory, where, access, writes=writes)
+        memory.touches.append((access, writes))
+        memory.last[where] = len(memory.touches) - 1
         claim = TensorClaim(memory, where, access, writes=writes)
         if writes:
             memory.state[where] |= INITIALISED
@@ -230,19 +230,17 @@ class TensorPipe:
                 continue
             if not overlap(rectangle(claim.where), where):
                 continue
-            both = access.is_tensor and earlier.is_tensor
-            if both and (self._hardware or pipelined(earlier, access)):
-                continue
-            raise _race(memory, where, earlier, access, why_unordered(earlier, access))
+            if not pipelined(earlier, access):
+                raise _race(memory, where, earlier, access, why_unordered(earlier, access))
 
-    def _check_fences(
+    def _check_order(
         self, memory: TensorMemory, where: Cells, access: Access, *, writes: bool
     ) -> None:
         """Against operations that are over."""
         for earlier, wrote in last_touches(memory, where):
             if (writes or wrote) and earlier is not access and earlier.settled_at is not None:
-                reason = why_unfenced(earlier, access)
-                if reason is not None:
+                reason = why_late(earlier, access)
+                if reason:
                     raise _race(memory, where, earlier, access, reason)
 
 

@@ -42,8 +42,11 @@ class Wait:
         """Makes the fragment runnable."""
         self.fragment.wait = None
         if self.resume is not None:
-            self.warp.activate(self.fragment)
+            warp = self.warp  # other lanes of it may be what runs now, and have ended the wait
+            running = warp.current, warp.mask, warp.full, warp.lanes
+            warp.activate(self.fragment)
             self.resume(in_time)
+            warp.current, warp.mask, warp.full, warp.lanes = running
         scheduler = self.warp.cta.machine.scheduler
         if in_time:
             scheduler.note_progress()

@@ -90,6 +90,7 @@ class Warp:
         copies, bulk_copies: groups of cp.async, of cp.async.bulk.
         failed_tests: mbarrier tests that have failed. wgmma: those in flight.
         tensor: what its threads have done with tensor memory.
+        synced: when the latest event was that some lane knows of, by waiting for it.
     """
 
     def __init__(self, cta: Cta, index: int, registers: list[Array], lanes: int) -> None:
@@ -110,6 +111,7 @@ class Warp:
         self.failed_tests = 0
         self.wgmma = WarpState()
         self.tensor = TensorThreads()
+        self.synced = 0
         self._in_a_row = 0
 
     def __repr__(self) -> str:
@@ -293,6 +295,10 @@ class Warp:
         queue.add(wait)
         if may_time_out:
             machine.scheduler.may_time_out(wait, queue)
+
+    def learn(self, time: int) -> None:
+        """Some lane has waited for what happened then, and so for all that came before it."""
+        self.synced = max(self.synced, time)
 
     def site(self, instruction: Instruction, lanes: int = 0) -> Site:
         return Site(
