@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nibblas.plan import sm100
 from nibblas.plan.portable import TARGETS as PORTABLE_TARGETS
 from nibblas.runtime import cache, prebuild, source
 from nibblas.runtime.cache import CubinCache, unpack
@@ -163,4 +164,11 @@ def test_every_configuration_of_the_package_has_a_source_and_a_target() -> None:
     for config in prebuild.all_configs():
         served = set(prebuild._served_targets(config, PORTABLE_TARGETS))
         assert served <= set(PORTABLE_TARGETS.values()) and served
-        assert config.exported_sizes()["nibblas_shared_bytes"] == config.shared_bytes
+        sizes = config.exported_sizes()
+        assert sizes["nibblas_parameter_bytes"] > 0
+        assert sizes.get("nibblas_shared_bytes", config.shared_bytes) == config.shared_bytes
+
+
+def test_the_datacenter_blackwell_kernel_is_built_for_its_family_alone() -> None:
+    for config in sm100.all_configs():
+        assert set(prebuild._served_targets(config, PORTABLE_TARGETS)) == {"sm_100f"}
