@@ -21,7 +21,7 @@ from nibblas.emulator.errors import Site
 from nibblas.emulator.machine.mbarrier import find_barrier, init_barrier
 from nibblas.emulator.machine.memory import Memory
 from nibblas.emulator.machine.tensor_map import TensorMap, decode, encode
-from nibblas.runtime.tensormap import DataType, TensorMapSpec
+from nibblas.runtime.tensormap import ELEMENT_BYTES, DataType, TensorMapSpec
 from tests.emulator.conftest import entry, every_order
 from tests.emulator.test_tensors import BEGIN, COPY_OUT, LOAD, PARAMS, WAIT, box_of, numbers
 
@@ -292,9 +292,10 @@ def load_codes(dtype: DataType, at: list[int], data: np.ndarray, *, dims: list[i
     )
     rows = spec["box"][1]
     out = dev.empty((rows, 128), np.uint8, name="out")
-    text = (BEGIN + LOAD + WAIT + COPY_OUT).format(
-        base=0, bytes=128 * rows, rank=2, coordinates=", ".join(map(str, at))
-    )
+    counted = int(rows * spec["box"][0] * ELEMENT_BYTES[dtype])
+    text = (BEGIN + LOAD + WAIT).format(
+        base=0, bytes=counted, rank=2, coordinates=", ".join(map(str, at))
+    ) + COPY_OUT.format(bytes=128 * rows)
     dev.load_ptx(entry(text, params=PARAMS)).kernel("k").launch(1, 64, [out, found])
     return out.to_numpy()
 
@@ -310,7 +311,10 @@ def test_packed_codes_fill_a_swizzled_row_with_256_values() -> None:
 @pytest.mark.parametrize(("dtype", "group"), [("16u4_align16b", 8), ("16u6_align16b", 12)])
 @pytest.mark.parametrize("row", [0, 12])
 def test_unpacked_codes_have_gaps(dtype: DataType, group: int, row: int) -> None:
-    """16 codes and their gap take 16 bytes of shared memory; rows past the end are zeros."""
+    """16 codes and their gap take 16 bytes of shared memory; rows past the end are zeros.
+
+    The gaps are not counted: DeepGEMM and CUTLASS expect the bytes of the codes alone.
+    """
     data = numbers(16, 64 * group // 4, dtype=np.uint8)
     found = load_codes(dtype, [128, row], data, dims=[256, 16], box=[128, 8])
     half = data.shape[1] // 2

@@ -6,6 +6,8 @@ FORM says whose kernel the text is of; PART is a part of the entry's name where 
 
     learn-cuda     gau-nernst/learn-cuda, 02e_matmul_sm100/matmul_v1.cu to matmul_v7.cu: bf16
     nvfp4-gemm     jIab-b/nvfp4_gemm, s_128t.py: NVFP4, fp16 out
+    deepgemm       deepseek-ai/DeepGEMM, sm100_fp8_fp4_gemm_1d1d.cuh, blocks of 128 x 128 x 128, one
+                   or two SMs: E4M3 with E4M3 or E2M1, UE8M0 scales, bf16 out
     thunderkittens HazyResearch/ThunderKittens, kernels/gemm/nvfp4_b200: NVFP4 on two SMs, bf16 out
 
 Exit code 0: right in every order that was asked for.
@@ -34,6 +36,7 @@ from nibblas.emulator.maps import TensorMap  # noqa: E402
 from nibblas.runtime.tensormap import DataType, Swizzle  # noqa: E402
 from tests.emulator.third_party.problems import (  # noqa: E402
     HalfProduct,
+    Scaled,
     ScaledProduct,
     blocked,
 )
@@ -205,7 +208,52 @@ def thunderkittens(dev: Device, kernel: Kernel, m: int, n: int, k: int, seed: in
     return report, d, problem.expected("bfloat16")
 
 
+def deepgemm(dev: Device, kernel: Kernel, m: int, n: int, k: int, seed: int) -> Result:
+    """Sizes, then maps of a, b, their scales (four of a row in 32 bits, rows innermost) and d."""
+    found = re.search(r"ELj128ELj128ELj(\d)ELb0ELj(\d+)E", kernel.name)
+    assert found, kernel.name
+    pair, ctas = int(found[1]), int(found[2])
+    b_kind = "e2m1" if "e2m1" in kernel.name else "e4m3"
+    rng = np.random.default_rng(seed)
+    a, b = (
+        Scaled.random(rng, rows, k, element=kind, scale="ue8m0", vector=32)
+        for rows, kind in ((m, "e4m3"), (n, b_kind))
+    )
+    d = dev.empty((m, n), "uint16", name="d")
+
+    def codes(operand: Scaled, rows: int, box: int) -> TensorMap:
+        packed = operand.element == "e2m1"
+        return dev.tensor_map(
+            dev.from_numpy(operand.packed),
+            dtype="16u4_align16b" if packed else "uint8",
+            dims=[k, rows],
+            strides=[k // 2 if packed else k],
+            box=[128, box],
+            swizzle="128b",
+        )
+
+    def scales(operand: Scaled, rows: int) -> TensorMap:
+        words = np.ascontiguousarray(operand.scales).view(np.uint32).T.copy()
+        return dev.tensor_map(
+            dev.from_numpy(words),
+            dtype="uint32",
+            dims=[rows, k // 128],
+            strides=[4 * rows],
+            box=[128, 1],
+        )
+
+    out = dev.tensor_map(
+        d, dtype="bfloat16", dims=[n, m], strides=[2 * n], box=[64, 128], swizzle="128b"
+    )
+    maps = [codes(a, m, 128), codes(b, n, 128 // pair), scales(a, m), scales(b, n), out]
+    report = kernel.launch(
+        ctas, 256, [0, m, n, k, *maps], cluster=(pair, 1, 1), smem=largest_shared(kernel)
+    )
+    return report, d, ScaledProduct(a, b).expected("bfloat16")
+
+
 FORMS: dict[str, Callable[..., Result]] = {
+    "deepgemm": deepgemm,
     "learn-cuda": learn_cuda,
     "nvfp4-gemm": nvfp4_gemm,
     "thunderkittens": thunderkittens,

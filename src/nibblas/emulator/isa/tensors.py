@@ -1,9 +1,9 @@
 """Tensor copies (TMA), tile, gather4 and scatter4 modes. PTX ISA, "cp.async.bulk.tensor".
 
 A load counts the bytes of the whole box on its mbarrier, those outside of the tensor included,
-which arrive as zeros or NaN; a store leaves out what lies outside. Maps come from parameters,
-constants or global memory; one that the kernel has changed in global memory may be used after
-fence.proxy.tensormap::generic.acquire only.
+which arrive as zeros or NaN, but not the gaps of unpacked codes; a store leaves out what lies
+outside. Maps come from parameters, constants or global memory; one that the kernel has changed in
+global memory may be used after fence.proxy.tensormap::generic.acquire only.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def load(build: Build) -> Step:
             ),
             read=read,
             order=found.order,
+            counted=found.counted_bytes,
         )
 
     return by_lane(copy)

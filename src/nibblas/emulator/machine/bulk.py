@@ -98,10 +98,12 @@ def issue_load(
     read: Callable[[], Array],
     order: Callable[[int], Where],
     sources: Callable[[], list[Claim]] = list,
+    counted: int | None = None,
 ) -> None:
     """Puts a load in flight.
 
     Args:
+        counted: bytes that its mbarrier counts, if not ``num_bytes``.
         read: gives the bytes, [num_bytes]. order: from a place in shared memory, where each goes.
         sources: claims on what is read, for each target anew.
     """
@@ -112,7 +114,8 @@ def issue_load(
         if barrier.memory is not memory:
             arrivals = [warp.cta.cluster.arrivals.issued(barrier.memory, warp, what, site)]
         claims = [claim, *sources()]
-        unit.issue(_load(what, site, num_bytes, barrier, read, order(offset), claims, arrivals))
+        count = num_bytes if counted is None else counted
+        unit.issue(_load(what, site, count, barrier, read, order(offset), claims, arrivals))
         warp.cta.machine.bytes[f"{what} to shared"] += num_bytes
     warp.cta.machine.counts["bulk copies"] += 1
 
@@ -120,7 +123,7 @@ def issue_load(
 def _load(
     what: str,
     site: Site,
-    num_bytes: int,
+    counted: int,
     barrier: MBarrier,
     read: Callable[[], Array],
     where: Where,
@@ -138,7 +141,7 @@ def _load(
     def count() -> None:
         for arrival in arrivals:
             arrival.land()
-        barrier.complete(num_bytes, [*claims, *arrivals])
+        barrier.complete(counted, [*claims, *arrivals])
 
     return AsyncOp(what, site, [lambda: data.append(read()), write, count])
 

@@ -147,7 +147,8 @@ class TensorMap:
     Attributes:
         address: of the tensor. spec: all else.
         rows: of a box, all dimensions but the innermost. row_bytes: of a row in shared memory.
-        num_bytes: of a box in shared memory; what a copy counts on its mbarrier, tails included.
+        num_bytes: of a box in shared memory. counted_bytes: what a load counts on its mbarrier,
+            tails included and padding not (DeepGEMM and CUTLASS expect that many).
         padded: 16 elements do not fill their 16 bytes of shared memory; what a load leaves in the
             rest is poison here (the PTX ISA does not say).
     """
@@ -162,6 +163,7 @@ class TensorMap:
         ]
         self.rows = int(np.prod(self._counts, dtype=np.int64))
         self.num_bytes = self.rows * self.row_bytes
+        self.counted_bytes = self.rows * spec.box[0] * self.element_bits // 8
         self._orders: dict[int, Array] = {}
         self._fill = np.zeros(self.num_bytes, np.uint8)
         self._is_data = np.ones(self.row_bytes, bool)
