@@ -120,6 +120,25 @@ def test_dealloc_takes_back_whole_allocations_only() -> None:
         run(tensor_kernel("    add.u32 %r9, %base, 32;\n" + DEALLOC.format("%r9", 64), columns=64))
 
 
+@pytest.mark.parametrize("rules", ["ptx", "hardware"])
+def test_the_destination_of_alloc_may_be_a_generic_address(rules: str) -> None:
+    text = tensor_kernel(BASE, columns=64)
+    text = text.replace("sync.aligned.shared::cta.b32 [slot]", "sync.aligned.b32 [%rd9]")
+    text = text.replace(
+        "    fence.proxy",
+        "    mov.u32 %r9, slot;\n    cvta.shared.u64 %rd9, %rd8;\n    fence.proxy",
+    )
+    text = text.replace("cvta.shared", "cvt.u64.u32 %rd8, %r9;\n    cvta.shared")
+    found = run(text, rules=rules)
+    assert len(np.unique(found)) == 1
+    own = text.replace("sync.aligned.b32 [%rd9]", "sync.aligned.shared::cta.b32 [%rd9]")
+    if rules == "hardware":  # which takes the low 32 bits
+        np.testing.assert_array_equal(run(own, rules=rules), found)
+    else:
+        with pytest.raises(OutOfBounds, match="outside shared memory"):
+            run(own, rules=rules)
+
+
 def test_the_destination_of_alloc_is_in_shared_memory_of_the_cta() -> None:
     generic = ALLOC.replace(".shared::cta", "").replace("[slot]", "[%out]")
     with pytest.raises(IllegalOperation, match="shared memory of its own CTA"):

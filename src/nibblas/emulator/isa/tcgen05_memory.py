@@ -87,16 +87,16 @@ def alloc(build: Build) -> Step:
     check_architecture(build)
     build.count(2)
     group, address, columns = group_of(build), build.address(0), build.source(1, "u32")
-    path = Path(build.get("space", "generic"), 4)
+    by_text, own = Path(build.get("space", "generic"), 4), Path("shared::cta", 4)
     instruction = build.instruction
 
     def step(warp: Warp) -> None:
         whole_warp(warp)
         cta = warp.cta
         allocator = cta.cluster.tensor_allocator(participants(cta, group, "tcgen05.alloc"))
-        places = address(warp)
+        places, path = address(warp), by_text
         if cta.machine.rules == "hardware":
-            places = shared_bits(places)
+            places, path = shared_bits(places), own
         memory, offset = path.find(warp, 0, uniform(places, "the destination of tcgen05.alloc"))
         if memory is not cta.shared:
             raise IllegalOperation("tcgen05.alloc writes to shared memory of its own CTA only")
