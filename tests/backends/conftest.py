@@ -12,12 +12,17 @@ from nibblas.runtime.driver import use_driver
 from nibblas.runtime.recording import RecordingDriver
 
 
-@pytest.fixture
-def b200() -> Iterator[RecordingDriver]:
-    """A B200 that records; the kernels that it loads are compiled here."""
+@pytest.fixture(scope="session")
+def nvrtc() -> str:
+    """The compiler's version."""
     try:
-        compiler_version()
+        return compiler_version()
     except NativeLibraryError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def b200(nvrtc: str) -> Iterator[RecordingDriver]:
+    """A B200 that records; the kernels that it loads are compiled here."""
     with use_driver(RecordingDriver(compute_capability=(10, 0), sms=148)) as recorder:
         yield recorder

@@ -134,12 +134,15 @@ def _too_large(problem: Problem) -> list[str]:
 
 
 def _notes(problem: Problem) -> tuple[str, ...]:
-    notes = ["codes in place", "batch-invariant", "compiled and emulated, not yet run on silicon"]
+    notes = ["codes in place"]
     linear = [
         name
         for name, layout in (("x", problem.x_scale_layout), ("w", problem.w_scale_layout))
         if layout == "linear"
     ]
     if linear:
-        notes.insert(1, f"linear scales of {' and '.join(linear)} gathered in the kernel, no copy")
+        notes.append(f"linear scales of {' and '.join(linear)} gathered in the kernel, no copy")
+    if any(shape.k % 32 for shape in problem.shapes):
+        notes.append("K % 32 is 16: rows not padded to multiples of 16 bytes are read by loads")
+    notes += ["batch-invariant", "compiled and emulated, not yet run on silicon"]
     return tuple(notes)

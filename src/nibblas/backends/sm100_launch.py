@@ -30,7 +30,7 @@ class Sm100Choice:
         return self.configs[0 if wide else -1]
 
     def __str__(self) -> str:
-        return f"{self.preset}: " + "; ".join(map(str, self.configs))
+        return f"{self.preset}: " + "; ".join(config.outline for config in self.configs)
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,12 @@ class EmulatedBackend:
     def plan(self, problem: Problem) -> Plan:
         with self._driver():
             device = _on_the_device(problem)
-            able = [b for b in self._backends.values() if not b.why_not(device)]
+            reasons = {name: b.why_not(device) for name, b in self._backends.items()}
+            able = [b for name, b in self._backends.items() if not reasons[name]]
             plan = fastest([backend.plan(device) for backend in able])
         estimate = Estimate(math.inf, "not modelled on the emulator", {})
-        notes = (f"the {plan.backend} kernel, emulated", *plan.notes)
+        refused = [f"{name} refused: {'; '.join(why)}" for name, why in reasons.items() if why]
+        notes = (f"the {plan.backend} kernel, emulated", *plan.notes, *refused)
         return Plan(self.name, _OnTheDevice(plan), estimate, notes)
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:

@@ -108,9 +108,9 @@ class Sm100Config:
     def control_bytes(self) -> int:
         """Bytes of ``Control``: barriers, the address of tensor memory, the scheduler's scratch."""
         warps = self.threads // 32
-        scratch = _round_up(4 * (4 * warps + 2), 8) + 48
+        scratch = _rounded_up(4 * (4 * warps + 2), 8) + 48
         barriers = 8 * (2 * MAX_STAGES + 2 * self.accumulators)
-        return _round_up(_round_up(barriers + 4, 8) + scratch, 16)
+        return _rounded_up(_rounded_up(barriers + 4, 8) + scratch, 16)
 
     @property
     def ctas_per_sm(self) -> int:
@@ -151,12 +151,17 @@ class Sm100Config:
         return self.stages * self.stage_bytes + self.control_bytes + 8 * groups <= most
 
     def __str__(self) -> str:
-        codes = "TMA" if self.tensor_copies else "loads"
-        scales = "bulk copies" if self.bulk_scales else "gathered"
+        codes = "copied by TMA" if self.tensor_copies else "loaded"
+        scales = "copied in bulk" if self.bulk_scales else "gathered"
+        return f"{self.outline}, codes {codes}, scales {scales}"
+
+    @property
+    def outline(self) -> str:
+        """What holds for any operands, in words: ``adapted`` settles the rest launch by launch."""
+        sums = "1 set" if self.accumulators == 1 else f"{self.accumulators} sets"
         return (
             f"sm100 {TILE_M}x{self.tile_n}x{STAGE_K}, cluster {self.cluster}, "
-            f"{self.stages} stages, {self.accumulators} sets of sums, {self.order}, "
-            f"codes by {codes}, scales by {scales}"
+            f"{self.stages} stages, {sums} of sums, {self.order}"
         )
 
     def target(self, compute_capability: tuple[int, int]) -> str:
@@ -361,5 +366,5 @@ def all_configs() -> Iterator[Sm100Config]:
                     yield config
 
 
-def _round_up(count: int, multiple: int) -> int:
+def _rounded_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
