@@ -1,4 +1,4 @@
-"""PTX as Triton emits it for Blackwell: tcgen05 products, NVFP4 ones among them, unmodified.
+"""PTX as Triton emits it for Blackwell: tcgen05 products, NVFP4 ones too, and mma.sync of sm_120.
 
 The texts in triton/ were made by lab/emulator/third_party/triton_kernels.py with Triton 3.9.0.
 Triton leaves the fences of tcgen05 out, so they run with the rules of hardware.
@@ -104,3 +104,13 @@ def test_missing_fences_are_reported_with_the_rules_of_the_text(name: str) -> No
 def test_missing_fences_of_nvfp4_kernels_too(name: str) -> None:
     with pytest.raises(DataRace, match="no tcgen05.fence::before_thread_sync"):
         check_scaled(device(rules="ptx"), name, 128, 128, 256, ctas=1)
+
+
+@every_order
+def test_nvfp4_by_warps_of_sm_120(order: str) -> None:
+    check_scaled(Device("sm_120", order=order, seed=3), "nvfp4", 128, 128, 256)
+
+
+@every_order
+def test_nvfp4_by_warps_of_sm_120_with_tensor_copies(order: str) -> None:
+    check_scaled(Device("sm_120", order=order, seed=3), "nvfp4_small", 128, 128, 256, ctas=1)
