@@ -49,7 +49,7 @@ def _both_orders(kind: str, shape: str, types: str) -> tuple[str, str]:
     converges=True,
 )  # fmt: skip
 def mma_narrow(build: Build) -> Step:
-    _check_target(build)
+    build.require_arch("mma with .kind", "sm_120")
     a_kind, b_kind, d_kind = build.get("a"), build.get("b"), build.get("d")
     if d_kind != build.get("c"):
         raise build.refusal("C and D of different types are not modelled")
@@ -116,11 +116,6 @@ def mma_scaled(build: Build) -> Step:
     return _scaled(build, multiply, 1)
 
 
-def _check_target(build: Build) -> None:
-    if build.arch != "sm_120":
-        raise build.refusal(f"needs sm_120; the device is {build.arch}")
-
-
 def _scaled(build: Build, multiply: _Multiply, scales: int) -> Step:
     """The step of a block-scaled form.
 
@@ -128,7 +123,7 @@ def _scaled(build: Build, multiply: _Multiply, scales: int) -> Step:
         multiply: (A [32, M], B [32, N], both bytes, C [N, M], scales of A [M, scales], of B) -> D.
         scales: of a row.
     """
-    _check_target(build)
+    build.require_arch("mma with .kind", "sm_120")
     build.count(8)
     byte, single, bits = np.dtype("u1"), np.dtype("f4"), np.dtype("u4")
     a_layout = a_fragment(_ROWS, _K_BYTES, 4)

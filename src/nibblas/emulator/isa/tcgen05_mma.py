@@ -83,8 +83,8 @@ _BLOCKS = {
 def _form(build: Build, *, block: int = 0, shift: int = 0) -> Form:
     kind = build.get("kind").removeprefix("kind::")
     check_architecture(build)
-    if kind == "i8" and build.arch != "sm_100":
-        raise build.refusal(f"kind::i8 needs sm_100; the device is {build.arch}")
+    if kind == "i8":
+        build.require_arch("kind::i8", "sm_100")
     collector = build.get("collector", "collector::a::discard").removeprefix("collector::a::")
     in_tensor_memory = isinstance(build.operands[1], Address)
     return Form(kind, group_of(build), block, in_tensor_memory, shift, collector, build.arch)
