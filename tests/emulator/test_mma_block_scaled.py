@@ -62,7 +62,7 @@ def run(name: str, a, b, c, scales=None, selectors=("0, 0", "0, 0"), arch="sm_12
         names.append("{" + ", ".join(registers) + "}")
     tail = ""
     if scales is not None:
-        tail = f", %m3_0, {{{selectors[0]}}}, %m4_0, {{{selectors[1]}}}"
+        tail = f", %m3_0, {{{selectors[0]}}}, {{%m4_0}}, {{{selectors[1]}}}"  # either way will do
     lines += [f"{name} {names[2]}, {names[0]}, {names[1]}, {names[2]}{tail};"]
     lines += ["ld.param.u64 %rd1, [out]; mad.wide.u32 %rd1, %r0, 16, %rd1;"]
     lines += [f"st.global.b32 [%rd1+{4 * j}], %m2_{j};" for j in range(4)]

@@ -10,6 +10,8 @@ comes from, for K-major operands and row-major C:
     scaled   blockscaled_gemm/dense_blockscaled_gemm_persistent.py
     grouped  blockscaled_grouped_gemm/grouped_blockscaled_gemm.py; M, N and K are lists of the
              groups' sizes, such as 128,256,64
+    geforce  blackwell_geforce's dense_blockscaled_gemm_persistent_cooperative.py or _pingpong.py,
+             static shapes, tiles of 128 x 128 x 128; with --arch sm_120 --epilogue-rows 64
 
 The boxes are those that CuTe's host code asks for: 128 bytes of K with the 128-byte swizzle for a
 and b, whole 128 x 4 atoms of scales as 16-bit words, 32 columns for c; a copy that is multicast to
@@ -90,7 +92,7 @@ class Run:
         per_byte = {"16u4_align8b": 2, "uint8": 1, "float16": 0.5}[kind]
         pitch = int(k / per_byte)
         dims, strides, box = [k, rows], [pitch], [int(128 * per_byte), box_rows]
-        if self.options.form != "dense":
+        if self.options.form in ("scaled", "grouped"):
             dims, strides, box = [*dims, 1], [*strides, pitch * rows], [*box, 1]
         return self.dev.tensor_map(
             buffer, dtype=kind, dims=dims, strides=strides, box=box, swizzle="128b"
@@ -117,7 +119,7 @@ class Run:
         kind: DataType = self.options.out
         size = OUT_BYTES[kind]
         dims, strides, box = [n, m], [n * size], [32, self.options.epilogue_rows]
-        if self.options.form != "dense":
+        if self.options.form in ("scaled", "grouped"):
             dims, strides, box = [*dims, 1], [*strides, m * n * size], [*box, 1]
         swizzle: Swizzle = "128b" if size == 4 else "64b"
         return self.dev.tensor_map(
@@ -127,7 +129,8 @@ class Run:
     def launch(self, kernel: Kernel, grid: Any, arguments: list[Any]) -> Any:
         params = kernel.program.function.params
         padded = [*arguments, *(bytes(param.num_bytes) for param in params[len(arguments) :])]
-        block = kernel.program.function.directives["reqntid"]
+        directives = kernel.program.function.directives
+        block = directives.get("reqntid") or directives["maxntid"]
         return kernel.launch(
             grid,
             (block[0], 1, 1),
@@ -193,6 +196,36 @@ class Run:
         report = self.launch(kernel, (*self.cluster, count), arguments)
         return report, [(buffers[-1], problem.expected(self.options.out))]
 
+    def geforce(self, kernel: Kernel, m: int, n: int, k: int) -> Result:
+        """For sm_120: 64 bytes of K in a copy, no dimension for batches."""
+        problem, (a, b, sfa, sfb, c) = self.operands(m, n, k)
+        maps = [
+            self.dev.tensor_map(
+                buffer,
+                dtype="16u4_align8b",
+                dims=[k, rows],
+                strides=[k // 2],
+                box=[128, 128],
+                swizzle="64b",
+            )
+            for buffer, rows in ((a, m), (b, n))
+        ]
+        maps += [
+            self.dev.tensor_map(
+                buffer,
+                dtype="uint16",
+                dims=[256, k // 64, rows // 128],
+                strides=[512, 8 * k],
+                box=[256, 2, 1],
+            )
+            for buffer, rows in ((sfa, m), (sfb, n))
+        ]
+        tiles = (m // 128, n // 128)
+        schedule = [bytes(16), *map(divisor, tiles)]
+        count = min(tiles[0] * tiles[1], self.options.clusters)
+        report = self.launch(kernel, (1, 1, count), [*maps, self.out_map(c, m, n), *schedule])
+        return report, [(c, problem.expected(self.options.out))]
+
     def grouped(self, kernel: Kernel, *sizes: list[int]) -> Result:
         """Sizes and addresses lie in device memory; every CTA makes its maps from given ones."""
         dev, groups = self.dev, list(zip(*sizes, strict=True))
@@ -228,7 +261,7 @@ def listed(text: str) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ptx", type=Path)
-    parser.add_argument("form", choices=["dense", "scaled", "grouped"])
+    parser.add_argument("form", choices=["dense", "scaled", "grouped", "geforce"])
     parser.add_argument("sizes", nargs=3, type=listed, metavar="SIZE", help="M N K")
     parser.add_argument("--tile", type=numbers, default=(128, 128), help="MMA tile, MxN")
     parser.add_argument("--cluster", type=numbers, default=(1, 1), help="MxN")

@@ -134,7 +134,7 @@ def _scaled(build: Build, multiply: _Multiply, scales: int) -> Step:
         slots_of(build, 1 + i, "b32", layout.registers)
         for i, layout in enumerate((a_layout, b_layout, c_layout))
     )
-    data = [build.source(4, "b32"), build.source(6, "b32")]
+    data = [_scale_data(build, 4), _scale_data(build, 6)]
     selectors = [_selector(build, 5), _selector(build, 7)]
 
     def step(warp: Warp) -> None:
@@ -162,6 +162,14 @@ def _selector(build: Build, operand: int) -> tuple[int, int]:
         raise build.refusal(f"operand {operand} must be {{byte-id, thread-id}}")
     first, second = given.items
     return build.source(first, "b16"), build.source(second, "b16")
+
+
+def _scale_data(build: Build, operand: int) -> int:
+    """The register of scales, which CUTLASS puts between braces."""
+    given = build.operands[operand]
+    if isinstance(given, Vector) and len(given.items) == 1:
+        given = given.items[0]
+    return build.source(given, "b32")
 
 
 def _scales(
