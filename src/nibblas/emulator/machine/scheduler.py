@@ -95,7 +95,7 @@ class Scheduler:
             )
 
     def _complete(self, *, idle: bool) -> None:
-        startable = self.asynchronous.startable() if self.asynchronous.pending else []
+        startable = self.asynchronous.startable
         if startable:
             for op in self.order.complete(startable, idle=idle):
                 self.asynchronous.advance(op)
