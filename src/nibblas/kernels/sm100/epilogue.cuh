@@ -22,7 +22,9 @@ class TokenOutput {
     if (p_.row_scale != nullptr) row_scale_ = p_.row_scale[item.row + token];
     if (p_.x_global != nullptr) x_global_ = p_.x_global[group_ * p_.x_global_stride];
     if (p_.alpha != nullptr) alpha_ = p_.alpha[group_];
-    start_segment(static_cast<u32>(item.column) / static_cast<u32>(p_.segment_columns));
+    // A CTA of the cluster that lies beyond N writes nothing, and there is no segment for it.
+    const i64 column = min_of(item.column, n_ - 1);
+    start_segment(static_cast<u32>(column) / static_cast<u32>(p_.segment_columns));
   }
 
   // Writes kChunk columns from `column` on, those that exist; columns come in order.
