@@ -1,6 +1,7 @@
 """PTX as Triton emits it for Blackwell: tcgen05 products, NVFP4 ones too, and mma.sync of sm_120.
 
-The texts in triton/ were made by lab/emulator/third_party/triton_kernels.py with Triton 3.9.0.
+The texts in triton/ were made by triton_kernels.py and gluon_kernels.py of
+lab/emulator/third_party with Triton 3.9.0.
 Triton leaves the fences of tcgen05 out, so they run with the rules of hardware.
 """
 
@@ -42,7 +43,8 @@ def check_scaled(dev: Device, name: str, m: int, n: int, k: int, ctas: int = 0) 
     scales = [x.scales if name == "nvfp4" else blocked(x.scales) for x in operands]
     arguments = [dev.from_numpy(data) for data in (*(x.packed for x in operands), *scales)]
     c = dev.empty((m, n), "float16", name="c")
-    launch(dev, name, ctas or (m // 128, n // 128, 1), *arguments, c, m, n, k)
+    tile_m = 256 if name == "nvfp4_pair" else 128
+    launch(dev, name, ctas or (m // tile_m, n // 128, 1), *arguments, c, m, n, k)
     assert c.written().all()
     assert (c.to_numpy() == problem.expected()).all()
 
@@ -89,6 +91,11 @@ def test_nvfp4_of_256_columns() -> None:
     check_scaled(device(), "nvfp4_wide", 128, 256, 512, ctas=1)
 
 
+@every_order
+def test_nvfp4_on_pairs_of_ctas(order: str) -> None:
+    check_scaled(device(order), "nvfp4_pair", 512, 128, 768)
+
+
 @pytest.mark.parametrize("ctas", [2, 3])
 def test_several_persistent_ctas(ctas: int) -> None:
     check_scaled(device(num_sms=4), "nvfp4_warps", 256, 256, 256, ctas=ctas)
@@ -104,6 +111,11 @@ def test_missing_fences_are_reported_with_the_rules_of_the_text(name: str) -> No
 def test_missing_fences_of_nvfp4_kernels_too(name: str) -> None:
     with pytest.raises(DataRace, match="no tcgen05.fence::before_thread_sync"):
         check_scaled(device(rules="ptx"), name, 128, 128, 256, ctas=1)
+
+
+def test_missing_fence_between_a_product_and_its_loads() -> None:
+    with pytest.raises(DataRace, match="tcgen05.ld .* no tcgen05.fence::after_thread_sync"):
+        check_scaled(device(rules="ptx"), "nvfp4_pair", 256, 128, 256)
 
 
 @every_order
