@@ -286,3 +286,19 @@ def test_sizes_beyond_32_bits_are_refused(shape: GroupShape, what: str) -> None:
     assert len(reasons) == bool(what)
     for reason in reasons:
         assert reason.startswith(f"it counts {what} in 32 bits: at most 2,147,482,624, and ")
+
+
+def test_rounds_of_a_list_are_as_many_as_its_widest_product_takes() -> None:
+    """Interleaved, 2^23 rounds of 2^13 tiles are counted, though few of them have columns."""
+    wide, tall = GroupShape(1, 2**30, 16), GroupShape(2**20, 8, 16)
+    assert why_not(shapes=(wide,), form="list") == why_not(shapes=(tall,), form="list") == []
+    (reason,) = why_not(shapes=(wide, tall), form="list")
+    assert reason.startswith("it counts tiles in 32 bits")
+
+
+def test_groups_of_few_rows_count_as_tiles() -> None:
+    """1,024 groups may have a tile more than their rows fill."""
+    rows = 128 * 1024
+    shapes = uniform_shapes((rows // 1024,) * 1024, 128 * 2**20, 16)
+    (reason,) = why_not(shapes=shapes, rows_known=False)
+    assert reason.startswith("it counts tiles in 32 bits")

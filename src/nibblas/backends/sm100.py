@@ -117,11 +117,14 @@ def _wrong_activations(activations: Activations) -> list[str]:
 
 def _too_large(problem: Problem) -> list[str]:
     """Sizes that the kernel's counters or its table of groups do not hold."""
+    most_columns = max(shape.n for shape in problem.shapes)
+    # However the rows fall into groups; interleaved products all take as many rounds as the widest.
+    token_tiles = problem.rows // TILE_M + problem.groups
     counts = {
         "rows of all groups": problem.rows,
-        "rows of weights": max(shape.n for shape in problem.shapes),
+        "rows of weights": most_columns,
         "values along K": max(shape.k for shape in problem.shapes),
-        "tiles": sum(-(-s.m // TILE_M) * -(-s.n // 128) for s in problem.shapes),
+        "tiles": token_tiles * -(-most_columns // 128),
     }
     reasons = [
         f"it counts {what} in 32 bits: at most {_LARGEST_COUNT:,}, and there may be {count:,}"
