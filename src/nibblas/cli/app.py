@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from nibblas.cli import (
     competition,
     emulate,
     explain,
+    export,
     info,
     inspect,
     quantize,
@@ -24,15 +25,14 @@ HELP = """NVFP4 grouped matrix multiplication: what is here, what runs, and is i
 Exit codes: 0 all well; 1 a check failed; 2 bad usage or environment; 130 interrupted.
 """
 
-app = typer.Typer(
-    name="nibblas",
-    help=HELP,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+app = typer.Typer(name="nibblas", help=HELP, no_args_is_help=True, **_SETTINGS)
 
 
 def _version(asked: bool) -> None:
@@ -53,7 +53,6 @@ for _command in (
     info.info,
     explain.explain,
     check.check,
-    competition.competition,
     emulate.emulate,
     quantize.quantize,
     inspect.inspect,
@@ -61,3 +60,8 @@ for _command in (
     bench.bench,
 ):
     app.command()(_command)
+
+_competition = typer.Typer(**_SETTINGS)
+_competition.callback(invoke_without_command=True)(competition.competition)
+_competition.command()(export.export)
+app.add_typer(_competition, name="competition")

@@ -67,6 +67,8 @@ class Run:
 
 @command
 def competition(
+    context: typer.Context,
+    *,
     tests_only: Annotated[bool, typer.Option("--tests-only", help="Check, time nothing.")] = False,
     inputs: Annotated[
         int | None,
@@ -96,9 +98,12 @@ def competition(
       nibblas competition
       nibblas competition --tests-only
       nibblas competition --strict --inputs 4 --json
+      nibblas competition export submission.py
 
     Exit codes: 0 all outputs right; 1 a wrong output; 2 bad usage or environment.
     """
+    if context.invoked_subcommand is not None:
+        return
     where = device_named(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     run = Run(str(where))
     kernel = partial(custom_kernel, backend=backend)
