@@ -4,6 +4,8 @@
 
 FORM says whose kernel the text is of; PART is a part of the entry's name where there are several:
 
+    gpu-mode       gau-nernst/gpu-mode-kernels, nvidia/nvfp4_gemm/submission_v4.py: NVFP4, fp16 out
+                   or, of parts of K, fp32 sums; K is the entry's
     learn-cuda     gau-nernst/learn-cuda, 02e_matmul_sm100/matmul_v1.cu to matmul_v7.cu: bf16
     nvfp4-gemm     jIab-b/nvfp4_gemm, s_128t.py: NVFP4, fp16 out
     deepgemm       deepseek-ai/DeepGEMM, sm100_fp8_fp4_gemm_1d1d.cuh, blocks of 128 x 128 x 128, one
@@ -112,6 +114,37 @@ def scaled_operands(
     both = problem.a, problem.b
     data = [*(x.packed for x in both), *(blocked(x.scales) for x in both)]
     return problem, [dev.from_numpy(d) for d in data]
+
+
+def gpu_mode(dev: Device, kernel: Kernel, m: int, n: int, k: int, seed: int) -> Result:
+    """Template arguments: K, the tile's three sizes, parts of K, whether rows of c are whole."""
+    found = re.search(r"kernelILi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELi(\d+)ELb(\d)E", kernel.name)
+    assert found, kernel.name
+    whole_k, tile_m, tile_n, tile_k, parts, by_rows = map(int, found.groups())
+    assert k == whole_k, f"K is {whole_k}"
+    problem, (a, b, sfa, sfb) = scaled_operands(dev, m, n, k, seed)
+    shape = (m, n) if by_rows else (n, m)
+    out = "float32" if parts > 1 else "float16"
+    c = dev.from_numpy(np.full(shape, 0 if parts > 1 else np.nan, out), name="c")
+    maps = [
+        dev.tensor_map(
+            buffer,
+            dtype="16u4_align8b",
+            dims=[256, rows, k // 256],
+            strides=[k // 2, 128],
+            box=[256, box, tile_k // 256],
+            swizzle="128b",
+        )
+        for buffer, rows, box in ((a, m, tile_m), (b, n, tile_n))
+    ]
+    report = kernel.launch(
+        (parts, (m // tile_m) * (n // tile_n), 1),
+        tile_m + 64,
+        [*maps, sfa, sfb, c, c, m, n],
+        smem=largest_shared(kernel),
+    )
+    expected = problem.expected(out)
+    return report, c, expected if by_rows else expected.T
 
 
 def nvfp4_gemm(dev: Device, kernel: Kernel, m: int, n: int, k: int, seed: int) -> Result:
@@ -254,6 +287,7 @@ def deepgemm(dev: Device, kernel: Kernel, m: int, n: int, k: int, seed: int) -> 
 
 FORMS: dict[str, Callable[..., Result]] = {
     "deepgemm": deepgemm,
+    "gpu-mode": gpu_mode,
     "learn-cuda": learn_cuda,
     "nvfp4-gemm": nvfp4_gemm,
     "thunderkittens": thunderkittens,
