@@ -38,7 +38,7 @@ class AsyncOp:
         self.phase = self.number = 0
         self._followers: list[AsyncOp] = []
         self._blockers = 0
-        for op in after:
+        for op in set(after):
             if not op.done:
                 op._followers.append(self)
                 self._blockers += 1
