@@ -88,6 +88,14 @@ class Program:
     param_bytes: int
 
     @cached_property
+    def uses_tensor_memory(self) -> bool:
+        return any(
+            instruction.opcode == "tcgen05"
+            for block in self.blocks
+            for instruction in block.instructions
+        )
+
+    @cached_property
     def async_proxy(self) -> bool:
         """Whether something in it reads shared memory through the async proxy."""
         return any(

@@ -17,7 +17,7 @@ from nibblas.emulator.isa.build import DTYPES, Build, put
 from nibblas.emulator.isa.half import canonical
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import Path
-from nibblas.emulator.machine.clock import tick
+from nibblas.emulator.machine.clock import everything
 from nibblas.emulator.machine.memory import SHARED_WINDOW, WINDOW_BYTES, Array
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.ptx.model import TYPE_BYTES, Operand, Sink, Vector
@@ -168,7 +168,7 @@ def _step(build: Build, *, returns: bool) -> Step:
     polls = operation == "cas"
 
     def step(warp: Warp) -> None:
-        warp.learn(tick())
+        warp.learn(everything())
         lanes = np.flatnonzero(warp.mask)
         where = addresses(warp)[lanes]
         values = [_stacked(warp, slots, scalar)[lanes] for slots in groups]

@@ -120,10 +120,10 @@ def _arrival(
         arriving = 32 if aligned else bits_of(warp.mask).bit_count()
         if votes is not None:
             barrier.vote(*votes)
-        phase = barrier.arrive(arriving, expected, whole=threads < 0)
+        phase = barrier.arrive(arriving, expected, whole=threads < 0, by=warp.publish())
 
         def over(_: bool = True) -> None:
-            warp.learn(barrier.completed_at)
+            warp.learn(barrier.published)
             if finish is not None:
                 finish(warp, barrier, phase)
 

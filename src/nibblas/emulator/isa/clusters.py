@@ -81,7 +81,7 @@ def _wait(build: Build) -> Step:
         phase = barrier.begin_wait(warp, warp.mask)
 
         def over(_: bool = True) -> None:
-            warp.learn(barrier.completed_at)
+            warp.learn(barrier.published)
 
         if barrier.phase >= phase:
             over()

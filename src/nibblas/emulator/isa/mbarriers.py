@@ -160,14 +160,16 @@ def arrive(build: Build) -> Step:
             barrier = find_barrier(memory, offset)
             _note_remote(warp, build, barrier)
             if dest is None and number is None and not drop:
-                barrier.arrive_each(len(lanes))
+                barrier.arrive_each(len(lanes), by=warp.publish())
                 continue
             for lane in lanes.tolist():
                 value = 1 if number is None else int(warp.r[number][lane])
                 if expects:
                     barrier.expect(value)
                     value = 1
-                states[lane] = barrier.arrive(value, drop=drop, may_complete=may_complete)
+                states[lane] = barrier.arrive(
+                    value, drop=drop, may_complete=may_complete, by=warp.publish()
+                )
         if dest is not None:
             put(warp, dest, states)
 

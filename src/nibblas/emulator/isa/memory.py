@@ -16,7 +16,7 @@ from nibblas.emulator.errors import IllegalOperation
 from nibblas.emulator.isa.build import BLACKWELL, Build, bits_dtype, put
 from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import LOCATE, Path, check_write
-from nibblas.emulator.machine.clock import tick
+from nibblas.emulator.machine.clock import everything
 from nibblas.emulator.machine.memory import GENERIC_DIRTY, Array
 from nibblas.emulator.machine.regions import check_aligned
 from nibblas.emulator.machine.warp import Warp
@@ -67,7 +67,7 @@ def ld(build: Build) -> Step:
     def step(warp: Warp) -> None:
         lanes, where = warp.lanes, addresses(warp)
         if synchronises:
-            warp.learn(tick())
+            warp.learn(everything())
         if lanes is None:
             values = path.load(warp, where, None)
             warp.cta.machine.bytes[key] += 32 * size

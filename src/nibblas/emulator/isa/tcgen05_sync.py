@@ -87,6 +87,6 @@ def fence(build: Build) -> Step:
         if before:
             warp.tensor.fence_before(lanes, tick())
         else:
-            warp.tensor.fence_after(lanes, warp.synced)
+            warp.tensor.fence_after(lanes, warp.known)
 
     return step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nibblas.emulator.errors import BarrierError
-from nibblas.emulator.machine.clock import tick
+from nibblas.emulator.machine.clock import NOTHING, Known, everything
 from nibblas.emulator.machine.waiting import WaitQueue
 
 NUM_BARRIERS = 16
@@ -16,7 +16,7 @@ class NamedBarrier:
         arrived: threads of the current phase. expected: None until the first has come.
         phase: completed phases.
         whole: the phase is for all threads of the CTA; those that have exited are not waited for.
-        completed_at: when the last complete phase was.
+        published: what is ordered before whoever has waited for the last complete phase.
         votes: by phase, how many threads brought a false and a true predicate to a reduction.
     """
 
@@ -25,7 +25,8 @@ class NamedBarrier:
         self.arrived = 0
         self.expected: int | None = None
         self.whole = False
-        self.phase = self.completed_at = 0
+        self.phase = 0
+        self._gathered = self.published = NOTHING
         self.votes: dict[int, list[int]] = {}
         self.queue = WaitQueue()
 
@@ -35,11 +36,12 @@ class NamedBarrier:
         votes[0] += against
         votes[1] += in_favour
 
-    def arrive(self, threads: int, expected: int, *, whole: bool) -> int:
+    def arrive(self, threads: int, expected: int, *, whole: bool, by: Known | None = None) -> int:
         """Counts threads; returns the phase that they arrived in.
 
         Args:
             expected: threads that complete the phase.
+            by: what is ordered before the arrival; None: everything so far.
         """
         if self.expected is None:
             self.expected, self.whole = expected, whole
@@ -49,6 +51,7 @@ class NamedBarrier:
                 f"and an arrival expects {expected}"
             )
         self.arrived += threads
+        self._gathered = self._gathered | (everything() if by is None else by)
         if self.arrived > expected:
             raise BarrierError(
                 f"barrier {self.number} expects {expected} threads, and {self.arrived} arrived"
@@ -67,7 +70,7 @@ class NamedBarrier:
         if self.expected is not None and self.arrived >= self.expected:
             self.arrived, self.expected, self.whole = 0, None, False
             self.phase += 1
-            self.completed_at = tick()
+            self.published = self._gathered
             self.queue.notify()
 
     def __str__(self) -> str:

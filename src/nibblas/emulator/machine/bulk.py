@@ -25,6 +25,7 @@ from nibblas.emulator.machine.regions import check_aligned
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
+    from nibblas.emulator.machine.clock import Known
     from nibblas.emulator.machine.remote_arrivals import RemoteArrival
     from nibblas.emulator.machine.warp import Warp
 
@@ -115,7 +116,8 @@ def issue_load(
             arrivals = [warp.cta.cluster.arrivals.issued(barrier.memory, warp, what, site)]
         claims = [claim, *sources()]
         count = num_bytes if counted is None else counted
-        unit.issue(_load(what, site, count, barrier, read, order(offset), claims, arrivals))
+        known = warp.publish()
+        unit.issue(_load(what, site, count, barrier, read, order(offset), claims, arrivals, known))
         warp.cta.machine.bytes[f"{what} to shared"] += num_bytes
     warp.cta.machine.counts["bulk copies"] += 1
 
@@ -129,6 +131,7 @@ def _load(
     where: Where,
     claims: list[Claim],
     arrivals: list[RemoteArrival],
+    known: Known,
 ) -> AsyncOp:
     """``claims``: on what is written, then on what is read."""
     claim = claims[0]
@@ -141,7 +144,7 @@ def _load(
     def count() -> None:
         for arrival in arrivals:
             arrival.land()
-        barrier.complete(counted, [*claims, *arrivals])
+        barrier.complete(counted, [*claims, *arrivals], by=known)
 
     return AsyncOp(what, site, [lambda: data.append(read()), write, count])
 

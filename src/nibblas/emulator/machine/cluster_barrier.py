@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nibblas.emulator.errors import BarrierError
-from nibblas.emulator.machine.clock import tick
+from nibblas.emulator.machine.clock import NOTHING
 from nibblas.emulator.machine.waiting import WaitQueue
 
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ class ClusterBarrier:
     """Counts all threads of a cluster that have not exited.
 
     Attributes:
-        phase: completed phases. queue: who waits. completed_at: when the last of them was.
+        phase: completed phases. queue: who waits. published: what is
+        ordered before whoever has waited for the last of them.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.phase = self.completed_at = 0
+        self.phase = 0
+        self._gathered = self.published = NOTHING
         self.queue = WaitQueue()
         self._arrived: dict[Warp, Array] = {}
         self._owed: dict[Warp, Array] = {}
@@ -37,6 +39,7 @@ class ClusterBarrier:
             raise BarrierError("barrier.cluster.arrive again, with no barrier.cluster.wait between")
         self._owed[warp] = owed | mask
         self._arrived[warp] = self._arrived.get(warp, _NONE) | mask
+        self._gathered = self._gathered | warp.publish()
         self.check()
 
     def begin_wait(self, warp: Warp, mask: Array) -> int:
@@ -57,7 +60,7 @@ class ClusterBarrier:
         if self._arrived and self._missing() == 0:
             self._arrived = {}
             self.phase += 1
-            self.completed_at = tick()
+            self.published = self._gathered
             self._cluster.arrivals.barrier_completed(self.phase)
             self.queue.notify()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from nibblas.emulator.errors import BarrierError, UnfinishedWork
-from nibblas.emulator.machine.clock import tick
+from nibblas.emulator.machine.clock import NOTHING, Known, everything
 from nibblas.emulator.machine.memory import Memory
 from nibblas.emulator.machine.waiting import WaitQueue
 
@@ -41,14 +41,15 @@ class MBarrier:
     Attributes:
         phase: completed phases. expected: arrivals of a phase. pending: of them, still missing.
         tx: bytes expected minus bytes completed. queue: who waits.
-        completed_at: when the last complete phase was. 0: none is.
+        published: what is ordered before whoever has waited for the last complete phase.
         site: of its init. gone: its CTA has exited.
     """
 
     def __init__(self, memory: Memory, offset: int, count: int, site: Site) -> None:
         self.memory, self.offset, self.site = memory, offset, site
         self.expected = self.pending = count
-        self.phase = self.tx = self.completed_at = 0
+        self.phase = self.tx = 0
+        self._gathered = self.published = NOTHING
         self.gone = False
         self.queue = WaitQueue()
         self._landed: list[tuple[int, Releasable]] = []
@@ -94,10 +95,18 @@ class MBarrier:
         """Whether the last phase of that parity is complete: the current one has the other."""
         return self.phase & 1 != parity
 
-    def arrive(self, count: int = 1, *, drop: bool = False, may_complete: bool = True) -> int:
+    def arrive(
+        self,
+        count: int = 1,
+        *,
+        drop: bool = False,
+        may_complete: bool = True,
+        by: Known | None = None,
+    ) -> int:
         """Counts arrivals of one thread; returns the state before them.
 
         Args:
+            by: what is ordered before the arrival; None: everything so far.
             drop: later phases expect that many fewer.
             may_complete: off for ``.noComplete``.
         """
@@ -111,25 +120,33 @@ class MBarrier:
             )
         if not may_complete and count == self.pending:
             raise BarrierError(f"{self}: .noComplete, and the arrival completes the phase")
+        self._gather(by)
         if drop:
             self.expected -= count
         self.pending -= count
         self._advance()
         return state
 
-    def arrive_each(self, threads: int) -> None:
+    def arrive_each(self, threads: int, *, by: Known | None = None) -> None:
         """One arrival of each of several threads."""
         if threads <= self.pending:
-            self.arrive(threads)
+            self.arrive(threads, by=by)
         else:
             for _ in range(threads):
-                self.arrive()
+                self.arrive(by=by)
 
     def expect(self, num_bytes: int) -> None:
         self._count(num_bytes)
 
-    def complete(self, num_bytes: int, claims: Iterable[Releasable] = ()) -> None:
-        """Counts bytes that have come; ``claims``: those that a wait for the phase ends."""
+    def complete(
+        self, num_bytes: int, claims: Iterable[Releasable] = (), *, by: Known | None = None
+    ) -> None:
+        """Counts bytes that have come.
+
+        Args:
+            claims: those that a wait for the phase ends. by: as for ``arrive``.
+        """
+        self._gather(by)
         self._landed += [(self.phase, claim) for claim in claims]
         self._count(-num_bytes)
         self._advance()
@@ -140,7 +157,7 @@ class MBarrier:
 
     def observed(self, warp: Warp) -> None:
         """A thread of a warp has seen that all phases before the current one are complete."""
-        warp.learn(self.completed_at)
+        warp.learn(self.published)
         if self._landed:
             for phase, claim in self._landed:
                 if phase < self.phase:
@@ -154,6 +171,9 @@ class MBarrier:
                 "needs it no longer"
             )
 
+    def _gather(self, known: Known | None) -> None:
+        self._gathered = self._gathered | (everything() if known is None else known)
+
     def _count(self, num_bytes: int) -> None:
         self._check_there()
         self.tx += num_bytes
@@ -165,7 +185,7 @@ class MBarrier:
     def _advance(self) -> None:
         if self.pending == 0 and self.tx == 0:
             self.phase += 1
-            self.completed_at = tick()
+            self.published = self._gathered
             self.pending = self.expected
             self.queue.notify()
 

@@ -193,7 +193,9 @@ def _check_known(memory: TensorMemory, first: int, columns: int, warp: Warp) -> 
     where = slice(0, LANES), slice(first, first + columns)
     for access, _ in last_touches(memory, where):
         over = access.settled_at
-        if access.warp is not warp and over is not None and over >= warp.synced:
+        if access.warp is warp or over is None:
+            continue
+        if not warp.known.covers(access.party, over):
             raise DataRace(
                 f"tcgen05.dealloc of columns {first} to {first + columns - 1} of {memory.name}, "
                 f"which {access} uses: no barrier that the warp has waited for orders the two"

@@ -32,6 +32,7 @@ LANE_SHIFT = 16
 Cells = tuple[slice, slice]
 """A rectangle: lanes, columns."""
 
+_MOST_TOUCHES = 8192
 _POISON = 0xCDCD_CDCD
 _NAN = 0xFFFF_FFFF
 
@@ -72,6 +73,19 @@ class TensorMemory(Claimable):
     def free(self, first: int) -> None:
         columns, _ = self.allocations.pop(first)
         self.allocated[first : first + columns] = False
+
+    def touch(self, where: Cells, touch: Touch) -> None:
+        """Something touches cells, the last so far."""
+        if len(self.touches) > _MOST_TOUCHES:
+            self._forget()
+        self.touches.append(touch)
+        self.last[where] = len(self.touches) - 1
+
+    def _forget(self) -> None:
+        """Drops touches that are no cell's last."""
+        used = np.union1d(self.last, [0])
+        self.touches = [self.touches[number] for number in used.tolist()]
+        self.last = np.searchsorted(used, self.last).astype(np.int32)
 
     def cells(self, address: int, lanes: int, columns: int, what: str) -> Cells:
         """The rectangle that begins at an address; OutOfBounds if it is not all allocated."""

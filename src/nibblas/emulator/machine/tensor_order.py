@@ -14,11 +14,11 @@ Two sets of rules, by ``Device(rules=...)``:
         no fences are needed: waiting for each other is
         an ld is over when an instruction uses one of its registers, which waits for all of them
 
-What a warp knows of is told by one number, the time of the latest completion of a barrier that one
-of its lanes has waited for (``Warp.synced``); a load that is volatile, relaxed or acquire, and an
-atomic, count as a wait for everything so far. Whatever came before that time is known.
-fence::after_thread_sync passes on what is known when it is executed. So a barrier or fence that is
-missing is noticed under every order, unless the thread has waited for something later.
+What is ordered before what follows from barriers: an arrival hands on what its warp has done and
+knows, a wait takes it (clock.py). fence::before_thread_sync and fence::after_thread_sync let that
+count for tensor memory. A load that is volatile, relaxed or acquire, and an atomic, count as waits
+for everything so far. So a barrier or fence that is missing is noticed under every order, except
+between the lanes of one warp, which know the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from nibblas.emulator.machine.claims import Claim
-from nibblas.emulator.machine.clock import tick
+from nibblas.emulator.machine.clock import NOTHING, Known, tick
 
 if TYPE_CHECKING:
     from nibblas.emulator.errors import Site
@@ -63,7 +63,7 @@ class Access:
     Attributes:
         kind, name, site: what it is. lanes: bits of the threads of ``warp`` that issued it.
         pipeline: of an mma, its accumulator and shape.
-        after: what came before that time is ordered before it.
+        after: what is ordered before it; by each of the lanes, where they differ.
         fenced_at: when all its threads had executed fence::before_thread_sync; None: not yet.
         settled_at: when its completion was signalled, or its wait executed; None: not yet.
     """
@@ -85,10 +85,15 @@ class Access:
         self.kind, self.name, self.site = kind, name, site
         self.warp, self.lanes, self.pipeline = warp, lanes, pipeline
         self.strict = warp.cta.machine.rules == "ptx"
-        self.after = warp.tensor.after_of(lanes) if self.strict else warp.synced
+        self.after = warp.tensor.after_of(lanes) if self.strict else {warp.known}
         self.unfenced = lanes
         self.fenced_at: int | None = None
         self.settled_at: int | None = None
+
+    @property
+    def party(self) -> int:
+        """Whose event its end is."""
+        return self.warp.core if self.is_tensor else self.warp.party
 
     @property
     def is_tensor(self) -> bool:
@@ -127,20 +132,19 @@ class TensorThreads:
     """
 
     def __init__(self) -> None:
-        self._after = [0] * 32
+        self._after = [NOTHING] * 32
         self._unfenced: list[Access] = []  # ld and st
         self.issued: dict[int, list[Issued]] = {}
         self.loads: list[Transfer] = []
         self.stores: list[Transfer] = []
 
-    def after_of(self, lanes: int) -> int:
-        if lanes & (lanes - 1) == 0:
-            return self._after[lanes.bit_length() - 1]
-        return min(self._after[lane] for lane in range(32) if lanes >> lane & 1)
+    def after_of(self, lanes: int) -> set[Known]:
+        """What the fences of these lanes order before their next operation."""
+        return {self._after[lane] for lane in range(32) if lanes >> lane & 1}
 
-    def fence_after(self, lanes: int, known: int) -> None:
-        """The lanes order what follows after all that came before a time."""
-        self._after = [known if lanes >> lane & 1 else t for lane, t in enumerate(self._after)]
+    def fence_after(self, lanes: int, known: Known) -> None:
+        """The lanes order what follows after all that is known."""
+        self._after = [known if lanes >> lane & 1 else k for lane, k in enumerate(self._after)]
 
     def fence_before(self, lanes: int, now: int) -> None:
         """The lanes order what they have done before whatever they arrive at later."""
@@ -203,7 +207,7 @@ def pipelined(first: Access, second: Access) -> bool:
         return False
     if not second.strict:
         return True
-    if not (_same_thread(first, second) or _known(first.fenced_at, second)):
+    if not (_same_thread(first, second) or _passed_on(first, second)):
         return False
     if (first.kind, second.kind) not in PAIRS:
         return False
@@ -214,8 +218,13 @@ def _same_thread(first: Access, second: Access) -> bool:
     return first.warp is second.warp and first.lanes == second.lanes
 
 
-def _known(since: int | None, second: Access) -> bool:
-    return since is not None and second.after > since
+def _passed_on(first: Access, second: Access) -> bool:
+    """Whether the first's fence::before_thread_sync is ordered before the second. FENCES"""
+    return _known(first.warp.party, first.fenced_at, second)
+
+
+def _known(party: int, time: int | None, second: Access) -> bool:
+    return time is not None and all(known.covers(party, time) for known in second.after)
 
 
 def why_unordered(first: Access, second: Access) -> str:
@@ -231,7 +240,7 @@ def why_unordered(first: Access, second: Access) -> str:
             f"tcgen05.fence::after_thread_sync. {COMPLETION}"
         )
     if (first.kind, second.kind) in PAIRS:
-        if not _same_thread(first, second) and not _known(first.fenced_at, second):
+        if not _same_thread(first, second) and not _passed_on(first, second):
             return (
                 "the two come from different threads: want fence::before_thread_sync in the first "
                 f"and fence::after_thread_sync in the second, or a wait. {FENCES}"
@@ -247,8 +256,9 @@ def why_late(first: Access, second: Access) -> str:
     """Why the second may not touch cells of the first though that is over; "": it may."""
     if pipelined(first, second) or (first.warp is second.warp and not first.is_tensor):
         return ""
-    since = first.settled_at if first.is_tensor or not second.strict else first.fenced_at
-    if _known(since, second):
+    by_end = first.is_tensor or not second.strict
+    since = first.settled_at if by_end else first.fenced_at
+    if _known(first.party, since, second):
         return ""
     if not second.strict:
         return "that is over, but no barrier that the thread has waited for says so"

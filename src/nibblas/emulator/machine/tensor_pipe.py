@@ -181,6 +181,8 @@ class TensorPipe:
             where = slice(offset, offset + MBARRIER_BYTES)
             arrival = Claim(memory, where, what, site, writes=False)
 
+        known = warp.publish()
+
         def arrive() -> None:
             now = tick()
             for access in accesses:
@@ -192,7 +194,7 @@ class TensorPipe:
             else:
                 arrival.land()
                 barrier.attach([arrival])
-            barrier.arrive()
+            barrier.arrive(by=known.up_to_now(warp.core))
 
         return arrive
 
@@ -212,8 +214,7 @@ class TensorPipe:
                 f"{int(missing.sum())} cells were never written"
             )
         self._check_order(memory, where, access, writes=writes)
-        memory.touches.append((access, writes))
-        memory.last[where] = len(memory.touches) - 1
+        memory.touch(where, (access, writes))
         claim = TensorClaim(memory, where, access, writes=writes)
         if writes:
             memory.state[where] |= INITIALISED

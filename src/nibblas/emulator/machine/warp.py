@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nibblas.emulator.errors import EmulationError, Site
+from nibblas.emulator.machine.clock import NOTHING, Known, new_party
 from nibblas.emulator.machine.groups import CopyGroups
 from nibblas.emulator.machine.memory import Array, Memory
 from nibblas.emulator.machine.tensor_order import TensorThreads
@@ -90,7 +91,8 @@ class Warp:
         copies, bulk_copies: groups of cp.async, of cp.async.bulk.
         failed_tests: mbarrier tests that have failed. wgmma: those in flight.
         tensor: what its threads have done with tensor memory.
-        synced: when the latest event was that some lane knows of, by waiting for it.
+        known: what is ordered before all that it does from now on, because some lane has waited.
+        party, core: numbers of the warp, and of the tensor core as far as it runs its operations.
     """
 
     def __init__(self, cta: Cta, index: int, registers: list[Array], lanes: int) -> None:
@@ -111,7 +113,9 @@ class Warp:
         self.failed_tests = 0
         self.wgmma = WarpState()
         self.tensor = TensorThreads()
-        self.synced = 0
+        self.known = NOTHING
+        self.party, self.core = new_party(), new_party()
+        self._tracked = cta.machine.program.uses_tensor_memory
         self._in_a_row = 0
 
     def __repr__(self) -> str:
@@ -296,9 +300,14 @@ class Warp:
         if may_time_out:
             machine.scheduler.may_time_out(wait, queue)
 
-    def learn(self, time: int) -> None:
-        """Some lane has waited for what happened then, and so for all that came before it."""
-        self.synced = max(self.synced, time)
+    def learn(self, known: Known) -> None:
+        """Some lane has waited, and so these events are ordered before what follows."""
+        if self._tracked:
+            self.known = self.known | known
+
+    def publish(self) -> Known:
+        """What is ordered before what waits for an arrival of the warp now."""
+        return self.known.up_to_now(self.party) if self._tracked else NOTHING
 
     def site(self, instruction: Instruction, lanes: int = 0) -> Site:
         return Site(
