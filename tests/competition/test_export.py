@@ -20,9 +20,11 @@ from nibblas.competition import (
     EDGE_CASES,
     TESTS,
     Case,
+    StopRule,
     check_reused_addresses,
     generate_input,
     run_tests,
+    time_case,
 )
 from nibblas.competition import submission as source
 from nibblas.competition.export import submission_text
@@ -60,12 +62,23 @@ def emulated(request, nvrtc, tmp_path_factory) -> Any:
     return submission
 
 
+@pytest.fixture(scope="module")
+def recorded_files(tmp_path_factory) -> dict[Preset, Any]:
+    """The file of each preset, for which nothing is compiled."""
+    folder = tmp_path_factory.mktemp("recorded")
+    submissions = {preset: load_submission(preset, folder) for preset in PRESETS}
+    for submission in submissions.values():
+        submission._compiled = lambda *_: b"image"
+    return submissions
+
+
 @pytest.fixture(params=PRESETS)
-def recorded(request, tmp_path, monkeypatch) -> Any:
-    """The file of each preset on a device that only takes notes; nothing is compiled for it."""
-    submission = load_submission(request.param, tmp_path)
+def recorded(request, recorded_files) -> Any:
+    """The file of each preset as it is before its first call, on a device that only takes notes."""
+    submission = recorded_files[request.param]
     submission.gpu = RecordingDriver((10, 0), sms=B200_SMS)
-    monkeypatch.setattr(submission, "_compiled", lambda *_: b"image")
+    submission._launches_by_shape.clear()
+    submission._function.cache_clear()
     return submission
 
 
@@ -108,6 +121,13 @@ def test_every_code_and_scale_and_edge_is_within_the_bound(emulated: Any, case: 
 def test_same_addresses_with_new_contents(emulated: Any) -> None:
     assert check_reused_addresses(SMALL, emulated_kernel(emulated)).bit_exact
     assert check_reused_addresses(SMALL, emulated_kernel(emulated), content="full_range").passed
+
+
+def test_strict_timing_with_copies_in_random_order(emulated: Any) -> None:
+    stop = StopRule(600.0, min_seconds=0.0, max_repeats=2)
+    kernel = emulated_kernel(emulated)
+    result = time_case(SMALL, kernel, inputs=3, strict=True, stop=stop, flush_bytes=1 << 16)
+    assert result.bit_exact
 
 
 def test_shapes_in_turn_at_new_addresses(emulated: Any) -> None:
