@@ -47,7 +47,6 @@ PRESET: Preset = DEFAULT_PRESET
 DEVICE = 0
 SHAPES_KEPT = 256
 
-
 _ATTRIBUTES = {"sms": 16, "compute_capability_major": 75, "compute_capability_minor": 76}
 _MAX_DYNAMIC_SHARED_BYTES = 8
 _DATA_TYPES = ("uint8",)
@@ -126,8 +125,8 @@ class Cuda:
 
 
 gpu: Any = Cuda()
-"""What compiles to, loads, encodes and launches: anything with Cuda's methods, put here before the
-first call, takes its place. ``image_kind`` "ptx" asks for PTX text instead of a cubin."""
+"""What loads, encodes and launches. Anything with Cuda's methods that is put here before the first
+call takes its place; its ``image_kind`` "ptx" asks for PTX text instead of a cubin."""
 
 
 def _check(library: ctypes.CDLL, name: str, *arguments: Any) -> None:
