@@ -132,6 +132,15 @@ def test_a_refused_launch_names_itself(session: Session) -> None:
     )
 
 
+def test_how_many_clusters_the_device_holds(session: Session) -> None:
+    assert session["resident clusters"]["result"] == 36
+    assert session["resident clusters"]["calls"] == [
+        "clusters of 300 context 101 grid 1 block 4 shared 77 attributes 2"
+    ]
+    error = session["refused occupancy"]["error"]
+    assert error.startswith("DriverError: cuOccupancyMaxActiveClusters: CUDA_ERROR_INVALID_VALUE")
+
+
 def test_a_bound_launch_is_a_launch_with_other_parameters_and_queue(session: Session) -> None:
     settled = "context 101 grid 1 2 3 block 4 5 6 shared 77 queue 9a"
     assert session["bound launch"]["calls"] == [f"launch 300 {settled} attributes 0: more"]

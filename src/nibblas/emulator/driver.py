@@ -32,7 +32,14 @@ from nibblas.emulator.machine.tensor_map import encode
 from nibblas.emulator.order import ORDERS
 from nibblas.emulator.report import Report
 from nibblas.errors import bad_value
-from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchAt, LaunchSpec
+from nibblas.runtime.driver import (
+    Attribute,
+    DriverError,
+    ImageKind,
+    LaunchAt,
+    LaunchSpec,
+    clusters_that_fit,
+)
 from nibblas.runtime.tensormap import TensorMapSpec
 
 _DRIVER_VERSION = 13000
@@ -209,6 +216,10 @@ class EmulatedDriver:
         return lambda parameters, queue: self.launch(
             spec._replace(parameters=parameters, queue=queue)
         )
+
+    def resident_clusters(self, spec: LaunchSpec) -> int:
+        sms = self.attribute(spec.device, "sms")
+        return clusters_that_fit(spec, sms, self.emulated.limits.shared_bytes)
 
     def current_queue(self, device: int) -> int:
         return 0

@@ -65,6 +65,17 @@ class LaunchSpec(NamedTuple):
         )
 
 
+def clusters_that_fit(spec: LaunchSpec, sms: int, max_shared_bytes: int) -> int:
+    """``Driver.resident_clusters`` by shared memory alone, for drivers without a device.
+
+    A multiprocessor has 1 KB more than one block may have, and every block takes 1 KB of its own.
+    """
+    reserved = 1 << 10
+    blocks = (max_shared_bytes + reserved) // (spec.shared_bytes + reserved)
+    x, y, z = spec.cluster
+    return sms * max(1, blocks) // (x * y * z)
+
+
 LaunchAt = Callable[[bytes, int], None]
 """Launches with these parameters on this queue; returns before it has run."""
 
@@ -137,6 +148,10 @@ class Driver(Protocol):
 
     def bind(self, spec: LaunchSpec) -> LaunchAt:
         """``launch`` of one spec again and again, with other parameters on other queues."""
+        ...
+
+    def resident_clusters(self, spec: LaunchSpec) -> int:
+        """How many clusters of a launch the device holds at once, whatever its grid."""
         ...
 
     def current_queue(self, device: int) -> int:

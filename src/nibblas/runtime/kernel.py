@@ -62,6 +62,7 @@ class LoadedKernel:
         self._function = driver.function(module, config.entry)
         if self._shared_bytes:
             driver.set_shared_memory(self._function, self._shared_bytes)
+        self._resident: dict[tuple[int, int], int] = {}
 
     def launch(
         self,
@@ -113,6 +114,15 @@ class LoadedKernel:
             launch(parameters, queue)
 
         return launch_at
+
+    def resident_clusters(self, block: int, cluster: int) -> int:
+        """How many clusters of that many blocks of so many threads the device holds at once."""
+        key = (block, cluster)
+        if key not in self._resident:
+            parameters = bytes(self._parameter_bytes or 0)
+            spec = self._spec(cluster, block, parameters, 0, (cluster, 1, 1), False)
+            self._resident[key] = self._driver.resident_clusters(spec)
+        return self._resident[key]
 
     def _spec(
         self,

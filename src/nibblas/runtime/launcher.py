@@ -27,6 +27,7 @@ LAUNCH_ATTRIBUTE = struct.Struct("@I4x3I52x")
 CLUSTER_DIMENSION = 4
 PROGRAMMATIC_SERIALIZATION = 6
 
+_OCCUPANCY = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)
 _LAUNCH = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_void_p)
 
 
@@ -50,17 +51,7 @@ class Launcher:
     def launch(self, spec: LaunchSpec) -> int:
         """The CUresult; the function's context must be current."""
         mine = self._structures
-        attributes, count, _ = _attributes(spec.cluster, spec.programmatic)
-        LAUNCH_CONFIG.pack_into(
-            mine.config,
-            0,
-            *spec.grid,
-            *spec.block,
-            spec.shared_bytes,
-            spec.queue,
-            attributes,
-            count,
-        )
+        _pack_config(mine.config, spec)
         mine.parameters[0] = spec.parameters
         return self._launch(mine.config_address, spec.function, mine.parameters_address, None)
 
@@ -81,6 +72,27 @@ class Launcher:
             return call(mine.config_address, function, mine.parameters_address, None)
 
         return launch
+
+
+def max_active_clusters(occupancy: int, spec: LaunchSpec) -> tuple[int, int]:
+    """The CUresult, and how many clusters of a launch the device holds at once.
+
+    Args:
+        occupancy: address of ``cuOccupancyMaxActiveClusters``.
+    """
+    config = ctypes.create_string_buffer(LAUNCH_CONFIG.size)
+    _pack_config(config, spec)
+    count = c_int()
+    found = ctypes.addressof(count)
+    status = _OCCUPANCY(occupancy)(found, spec.function, ctypes.addressof(config))
+    return status, count.value
+
+
+def _pack_config(config: ctypes.Array[ctypes.c_char], spec: LaunchSpec) -> None:
+    attributes, count, _ = _attributes(spec.cluster, spec.programmatic)
+    LAUNCH_CONFIG.pack_into(
+        config, 0, *spec.grid, *spec.block, spec.shared_bytes, spec.queue, attributes, count
+    )
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nibblas.runtime import elf
-from nibblas.runtime.driver import Attribute, DriverError, ImageKind, LaunchAt, LaunchSpec
+from nibblas.runtime.driver import (
+    Attribute,
+    DriverError,
+    ImageKind,
+    LaunchAt,
+    LaunchSpec,
+    clusters_that_fit,
+)
 from nibblas.runtime.tensormap import TensorMapSpec
 
 _FIRST_HANDLE = 0x1000
@@ -147,6 +154,10 @@ class RecordingDriver:
         return lambda parameters, queue: self.launch(
             spec._replace(parameters=parameters, queue=queue)
         )
+
+    def resident_clusters(self, spec: LaunchSpec) -> int:
+        most = self.attributes["max_shared_bytes_per_block"]
+        return clusters_that_fit(spec, self.attributes["sms"], most)
 
     def current_queue(self, device: int) -> int:
         return self.queue

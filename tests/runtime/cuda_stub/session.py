@@ -77,6 +77,8 @@ def use(driver: CudaDriver, step: Callable[[str, Callable[[], Any]], Any]) -> No
     cluster = spec._replace(cluster=(2, 1, 1), programmatic=True)
     step("launch in context", lambda: driver.launch(cluster))
     step("refused launch", lambda: driver.launch(spec._replace(grid=(0, 1, 1))))
+    step("resident clusters", lambda: driver.resident_clusters(cluster))
+    step("refused occupancy", lambda: driver.resident_clusters(spec._replace(grid=(0, 1, 1))))
     step("bound launch in context", lambda: driver.bind(cluster)(b"more", 0x9A))
     driver._cuda.cuCtxPopCurrent()
     step("bound launch", lambda: driver.bind(spec)(b"more", 0x9A))
