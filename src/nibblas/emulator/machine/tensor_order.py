@@ -18,7 +18,8 @@ What is ordered before what follows from barriers: an arrival hands on what its 
 knows, a wait takes it (clock.py). fence::before_thread_sync and fence::after_thread_sync let that
 count for tensor memory. A load that is volatile, relaxed or acquire, and an atomic, count as waits
 for everything so far. So a barrier or fence that is missing is noticed under every order, except
-between the lanes of one warp, which know the same.
+between the lanes of one warp, which know the same, and for readers of a cell that are done and not
+its last (``TensorMemory.last``).
 """
 
 from __future__ import annotations
