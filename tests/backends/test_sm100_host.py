@@ -64,6 +64,16 @@ def test_the_grid_is_whole_clusters_and_no_more_than_are_resident(
     assert grid % launch.cluster[0] == 0
 
 
+def test_the_device_says_how_many_clusters_fit(
+    b200: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer than a division says: clusters do not straddle the groups of multiprocessors."""
+    monkeypatch.setattr(b200, "resident_clusters", lambda spec: 34)
+    (launch,) = launched(b200, operands(n=16384, k=4096, bare=True))
+    assert launch.cluster == (4, 1, 1)
+    assert launch.grid == (4 * 34, 1, 1)
+
+
 def test_two_ctas_share_a_multiprocessor_in_the_shallow_variant(b200: RecordingDriver) -> None:
     product = operands(n=128 * 128, k=512, bare=True)
     (launch,) = launched(b200, product, "wide_deep")

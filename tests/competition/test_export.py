@@ -211,7 +211,13 @@ def test_launches_are_those_of_the_library(recorded: Any, case: Case) -> None:
             return driver.encode_tensor_map(spec, address)
 
     want = [
-        Sm100Launch.of(together, planned, sms=B200_SMS, maps=Maps())
+        Sm100Launch.of(
+            together,
+            planned,
+            sms=B200_SMS,
+            resident=lambda config: B200_SMS * config.ctas_per_sm // config.cluster,
+            maps=Maps(),
+        )
         for together, planned in shared_launches(products, choice)
     ]
     got = recorded.gpu.launches

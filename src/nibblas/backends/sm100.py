@@ -24,6 +24,7 @@ from nibblas.plan.sm100 import (
     MAX_GROUPS,
     TARGETS,
     TILE_M,
+    Sm100Config,
     choose_configs,
     preset_named,
 )
@@ -105,8 +106,12 @@ def _launches(
     driver = current_driver()
     maps = _maps.setdefault(driver, TensorMaps(driver))
     sms = driver.attribute(device, "sms")
+
+    def resident(config: Sm100Config) -> int:
+        return load_kernel(device, config).resident_clusters(config.threads, config.cluster)
+
     for products, planned in shared_launches(operands, choice):
-        yield Sm100Launch.of(products, planned, sms=sms, maps=maps)
+        yield Sm100Launch.of(products, planned, sms=sms, resident=resident, maps=maps)
 
 
 def _wrong_activations(activations: Activations) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nibblas.backends.base import Operands
@@ -43,9 +43,20 @@ class Sm100Launch:
 
     @classmethod
     def of(
-        cls, products: Sequence[Operands], planned: Sm100Config, *, sms: int, maps: Maps
+        cls,
+        products: Sequence[Operands],
+        planned: Sm100Config,
+        *,
+        sms: int,
+        resident: Callable[[Sm100Config], int],
+        maps: Maps,
     ) -> Sm100Launch:
-        """The launch of products together: whole clusters, as many as are resident at once."""
+        """The launch of products together: whole clusters, as many as run at once.
+
+        Args:
+            resident: how many clusters of a configuration the device holds; it counts shared memory
+                and where clusters fit, but not tensor memory.
+        """
         tensor_copies = all(map(can_map_codes, products))
         config = adapted(
             planned,
@@ -53,8 +64,8 @@ class Sm100Launch:
             bulk_scales=tensor_copies and all(map(can_copy_scales, products)),
             tensor_copies=tensor_copies,
         )
-        resident = sms * config.ctas_per_sm // config.cluster
-        clusters = min(num_items(products, config), max(1, resident))
+        at_once = min(resident(config), sms * config.ctas_per_sm // config.cluster)
+        clusters = min(num_items(products, config), max(1, at_once))
         return cls(config, clusters * config.cluster, params_of(products, config, maps))
 
 

@@ -37,7 +37,7 @@ from nibblas.plan.sm100 import (
     choose_configs,
 )
 from nibblas.runtime.driver import LaunchSpec
-from nibblas.runtime.launcher import Launcher
+from nibblas.runtime.launcher import Launcher, max_active_clusters
 from nibblas.runtime.records import RecordTemplate
 from nibblas.runtime.tensormap import TENSOR_MAP_BYTES, TensorMapSpec
 
@@ -71,7 +71,10 @@ class Cuda:
 
     @cached_property
     def _launcher(self) -> Launcher:
-        return Launcher(ctypes.cast(self._library.cuLaunchKernelEx, c_void_p).value or 0)
+        return Launcher(self._address("cuLaunchKernelEx"))
+
+    def _address(self, name: str) -> int:
+        return ctypes.cast(getattr(self._library, name), c_void_p).value or 0
 
     def attribute(self, device: int, name: str) -> int:
         value = c_int()
@@ -115,6 +118,13 @@ class Cuda:
             0,  # zeros where the tensor has nothing
         )
         return room.raw[start : start + TENSOR_MAP_BYTES]
+
+    def resident_clusters(self, spec: LaunchSpec) -> int:
+        name = "cuOccupancyMaxActiveClusters"
+        status, count = max_active_clusters(self._address(name), spec)
+        if status:
+            raise RuntimeError(f"{name}: status {status}")
+        return count
 
     def launch(self, spec: LaunchSpec) -> None:
         status = self._launcher.launch(spec)
@@ -224,6 +234,25 @@ def _operands(group: Group) -> Operands:
     )
 
 
+def _spec(config: Sm100Config, ctas: int) -> LaunchSpec:
+    return LaunchSpec(
+        _function(config),
+        config.entry,
+        DEVICE,
+        grid=(ctas, 1, 1),
+        block=(config.threads, 1, 1),
+        shared_bytes=config.shared_bytes,
+        queue=0,
+        parameters=b"",
+        cluster=(config.cluster, 1, 1),
+    )
+
+
+def _resident(config: Sm100Config) -> int:
+    count: int = gpu.resident_clusters(_spec(config, config.cluster))
+    return count
+
+
 def _launches(groups: Sequence[Group]) -> list[_Launch]:
     """The launches of a shape, from one of its calls."""
     products = [_operands(group) for group in groups]
@@ -237,26 +266,15 @@ def _launches(groups: Sequence[Group]) -> list[_Launch]:
     places = {id(product): len(_NAMES) * i for i, product in enumerate(products)}
     launches = []
     for together, planned in shared_launches(products, choice):
-        launch = Sm100Launch.of(together, planned, sms=sms, maps=_Maps())
+        launch = Sm100Launch.of(together, planned, sms=sms, resident=_resident, maps=_Maps())
         config = launch.config
         picked, words = [], []
         for entry, product in enumerate(together):
             for name, word in address_words(_NAMES, config):
                 picked.append(places[id(product)] + _NAMES.index(name))
                 words.append(word + entry * (ENTRY_BYTES // 8))
-        spec = LaunchSpec(
-            _function(config),
-            config.entry,
-            DEVICE,
-            grid=(launch.ctas, 1, 1),
-            block=(config.threads, 1, 1),
-            shared_bytes=config.shared_bytes,
-            queue=0,
-            parameters=b"",
-            cluster=(config.cluster, 1, 1),
-        )
         record = RecordTemplate(launch.params, words)
-        launches.append(_Launch(spec, record, itemgetter(*picked)))
+        launches.append(_Launch(_spec(config, launch.ctas), record, itemgetter(*picked)))
     return launches
 
 

@@ -68,14 +68,12 @@ static __device__ __forceinline__ void copy_weights(const Item& item, i32 k, i32
   }
 }
 
-// The first stages of an item that is copied later.
+// The first stages of an item that is copied later; of tokens, the CTA's share.
 template <bool kTokens, bool kWeights>
 static __device__ __forceinline__ void prefetch(const Params& p, const Item& item) {
+  const i32 row = static_cast<i32>(item.row) + blockIdx.x % Config::kCluster * kSliceRows;
   for (i32 k = 0; k < item.k && k < p.stages * kStageK; k += kStageK) {
-    if (kTokens && blockIdx.x % Config::kCluster == 0) {
-      ptx::cp_async_bulk_prefetch_tensor_3d(item.entry->x_map, k / 2, static_cast<i32>(item.row),
-                                            0);
-    }
+    if (kTokens) ptx::cp_async_bulk_prefetch_tensor_3d(item.entry->x_map, k / 2, row, 0);
     if (kWeights) {
       ptx::cp_async_bulk_prefetch_tensor_3d(item.entry->w_map, k / 2, static_cast<i32>(item.column),
                                             item.group);

@@ -90,6 +90,7 @@ static __device__ __forceinline__ void run(const Params& p, u8* shared) {
       gather_scales<false>(p, control, shared);
     }
   }
+  __syncwarp();  // a producer's lanes come apart
   ptx::tcgen05_fence_before_thread_sync();
   __syncthreads();
   if (warp == kMmaWarp) {
