@@ -55,6 +55,8 @@ class FakeCuda:
         )
         encode = [c_void_p, c_int, c_uint32, c_void_p, words, words, halves, halves, *[c_int] * 4]
         self._define("cuTensorMapEncodeTiled", encode, self._encode)
+        occupancy = [POINTER(c_int), c_void_p, c_void_p]
+        self._define("cuOccupancyMaxActiveClusters", occupancy, self._occupancy)
         self._define("cuLaunchKernelEx", [c_void_p, c_void_p, handle, handle], self._launch)
 
     def _define(self, name: str, arguments: Sequence[Any], answer: Callable[..., int]) -> None:
@@ -89,6 +91,11 @@ class FakeCuda:
         ctypes.memmove(to, bytes(range(128)), 128)
         sizes = (dims[:rank], strides[: rank - 1], box[:rank], steps[:rank])
         return self._note("cuTensorMapEncodeTiled", kind, rank, address, *sizes, *modes)
+
+    def _occupancy(self, clusters: Any, function: int, config: int) -> int:
+        clusters[0] = 33
+        words = LAUNCH_CONFIG.unpack(ctypes.string_at(config, LAUNCH_CONFIG.size))
+        return self._note("cuOccupancyMaxActiveClusters", function, words[:8], words[9])
 
     def _launch(self, config: int, function: int, parameters: Any, extra: Any) -> int:
         *words, attributes, count = LAUNCH_CONFIG.unpack(
@@ -144,6 +151,13 @@ def test_the_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake.parameters == b"parameter"
 
 
+def test_how_many_clusters_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda()
+    assert cuda_on(fake, monkeypatch).resident_clusters(spec()) == 33
+    words, attributes = (32, 1, 1, 192, 1, 1, 1234, 0), 1
+    assert fake.calls[-1] == ("cuOccupancyMaxActiveClusters", FUNCTION, words, attributes)
+
+
 def test_a_tensor_map(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCuda()
     encoded = cuda_on(fake, monkeypatch).encode_tensor_map(SPEC, ADDRESS)
@@ -164,6 +178,7 @@ def test_a_tensor_map(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuModuleGetFunction", lambda cuda: cuda.function(MODULE, "k")),
         ("cuFuncSetAttribute", lambda cuda: cuda.set_shared_memory(FUNCTION, 1)),
         ("cuTensorMapEncodeTiled", lambda cuda: cuda.encode_tensor_map(SPEC, ADDRESS)),
+        ("cuOccupancyMaxActiveClusters", lambda cuda: cuda.resident_clusters(spec())),
         ("cuLaunchKernelEx", lambda cuda: cuda.launch(spec())),
     ],
 )
