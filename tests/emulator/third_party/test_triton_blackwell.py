@@ -49,12 +49,14 @@ def check_scaled(dev: Device, name: str, m: int, n: int, k: int, ctas: int = 0) 
     assert (c.to_numpy() == problem.expected()).all()
 
 
-def test_products_of_64_rows() -> None:
-    check_halves(device(), "matmul", 128, 64, 96)
+@every_order
+def test_products_of_64_rows(order: str) -> None:
+    check_halves(device(order), "matmul", 128, 64, 96)
 
 
-def test_tails() -> None:
-    check_halves(device(), "matmul_tails", 70, 33, 50)
+@every_order
+def test_tails(order: str) -> None:
+    check_halves(device(order), "matmul_tails", 70, 33, 50)
 
 
 @every_order
@@ -87,8 +89,9 @@ def test_nvfp4_with_specialised_warps(order: str) -> None:
     check_scaled(device(order), "nvfp4_warps", 256, 128, 512, ctas=1)
 
 
-def test_nvfp4_of_256_columns() -> None:
-    check_scaled(device(), "nvfp4_wide", 128, 256, 512, ctas=1)
+@every_order
+def test_nvfp4_of_256_columns(order: str) -> None:
+    check_scaled(device(order), "nvfp4_wide", 128, 256, 512, ctas=1)
 
 
 @every_order

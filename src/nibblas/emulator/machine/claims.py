@@ -162,7 +162,7 @@ def check_unfinished(memory: Claimable, *, stores_may_read: bool = False) -> Non
 
     Args:
         stores_may_read: bulk copies to global memory do not count. No text promises that a CTA's
-            memory outlives it for them; ThunderKittens relies on it.
+            memory outlives it for them; ThunderKittens and an example of CuTe's rely on it.
     """
     claims = list(memory.claims.values())
     if stores_may_read:
