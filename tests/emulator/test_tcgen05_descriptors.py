@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from nibblas.emulator import IllegalOperation
-from nibblas.emulator.machine.tcgen05_descriptors import decode, operand_offsets
+from nibblas.emulator.machine.tcgen05_descriptors import (
+    check_base_offset,
+    decode,
+    operand_offsets,
+)
 from tests.emulator.canonical import SWIZZLES, WIDTH, bits_of, canonical, evaluate, strides
 
 CASES = [
@@ -94,6 +98,25 @@ def test_base_offset_moves_the_pattern() -> None:
     inside = operand_offsets(decode(bits_of(1024 + 256, 0, 1024, "128", base=2)), 8, 1, False)
     aligned = operand_offsets(decode(bits_of(1024, 0, 1024, "128")), 8, 1, False)
     assert (inside - 256 == aligned).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "mode", "base"),
+    [
+        *((1024 + 32, "128", 0), (1024 + 256, "128", 2), (512 + 32, "64", 0), (128, "64", 1)),
+        *((256, "32", 0), (128, "32", 1), (128, "none", 0)),
+    ],
+)
+def test_a_base_offset_says_where_the_pattern_is(start: int, mode: str, base: int) -> None:
+    check_base_offset(decode(bits_of(start, 0, 1024, mode, base=base)))
+
+
+@pytest.mark.parametrize(
+    ("start", "mode", "base"), [(128, "128", 0), (1024, "128", 1), (128, "64", 0), (128, "32", 0)]
+)
+def test_a_base_offset_of_another_address_is_reported(start: int, mode: str, base: int) -> None:
+    with pytest.raises(IllegalOperation, match="want base offset"):
+        check_base_offset(decode(bits_of(start, 0, 1024, mode, base=base)))
 
 
 GOOD = bits_of(0x2000, 16, 1024, "128")

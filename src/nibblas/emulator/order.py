@@ -87,7 +87,10 @@ class CompleteAtOnce(RoundRobin):
 
 
 class StarveOne:
-    """One warp of every CTA, chosen by the seed, runs only when no other can, a block at a time.
+    """One warp, chosen by the seed, runs only when no other can, a block at a time.
+
+    Seeds below the number of warps w starve that warp of every CTA; from (1 + r) w on, only in the
+    CTA of rank r of every cluster, so that its peers run ahead of it.
 
     Operations take effect at the first moment, so that those who wait for them come before it too.
     """
@@ -104,7 +107,11 @@ class StarveOne:
         return self._turn % len(ready), 1
 
     def _starves(self, warp: Warp) -> bool:
-        return warp.index == self._victim % warp.cta.num_warps
+        cta = warp.cta
+        number, victim = divmod(self._victim, cta.num_warps)
+        if warp.index != victim:
+            return False
+        return number == 0 or cta.rank == (number - 1) % len(cta.cluster.ctas)
 
     def complete(self, startable: Sequence[AsyncOp], *, idle: bool) -> list[AsyncOp]:
         return list(startable)

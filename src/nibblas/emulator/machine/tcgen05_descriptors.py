@@ -66,6 +66,19 @@ def decode(bits: int) -> Descriptor:
     )
 
 
+def check_base_offset(descriptor: Descriptor) -> None:
+    """Raises IllegalOperation where a swizzled matrix begins inside a repetition of its pattern and
+    the base offset does not say where, in steps of 128 bytes ("Shared memory descriptor").
+    """
+    found = (descriptor.start >> 7) % max(8 * descriptor.span >> 7, 1)
+    if descriptor.piece == 16 and found != descriptor.base_offset:
+        raise IllegalOperation(
+            f"{descriptor}: it begins {128 * found} bytes after a multiple of "
+            f"{8 * descriptor.span}, where its swizzle repeats; want base offset {found}, or "
+            f"another address ({_SECTION})"
+        )
+
+
 def operand_offsets(descriptor: Descriptor, rows: int, element_bytes: int, mn_major: bool) -> Array:
     """Where each byte of A or B lies in a CTA's shared memory. int64 [K, rows, element bytes]
 

@@ -147,8 +147,11 @@ class Multiplication:
         if name == "B":
             element, mn_major = d.b, d.b_mn_major
         try:
+            fields = tcgen05_descriptors.decode(bits)
+            if self.ctas[0].machine.rules == "ptx":
+                tcgen05_descriptors.check_base_offset(fields)
             found = tcgen05_descriptors.operand_offsets(
-                tcgen05_descriptors.decode(bits), rows, ELEMENT_BYTES.get(element, 1), mn_major
+                fields, rows, ELEMENT_BYTES.get(element, 1), mn_major
             )
         except IllegalOperation as error:
             raise IllegalOperation(f"{name} of {_NAME}.kind::{kind}: {error.detail}") from None
