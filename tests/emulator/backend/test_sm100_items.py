@@ -245,6 +245,18 @@ def test_narrow_tiles_stride_with_groups_interleaved(problem: Problem, clusters:
     assert_walks(problem, DEEP, clusters, interleaved, strided)
 
 
+@pytest.mark.parametrize(("m", "n"), [(131_080, 8), (5, 65_608)], ids=["m", "n"])
+def test_rows_and_columns_beyond_16_bits(m: int, n: int) -> None:
+    def problem() -> tuple[list[Operands], list[Tile]]:
+        product = operands(groups=1, rows=m, n=n, k=64, bare=True)
+        assert product.offs is not None
+        product.offs.fill_(m)
+        return [product], packed_tiles([m], n)
+
+    assert_walks(problem, FUSED[1], 3, runs, contiguous)
+    assert_walks(problem, DEEP, 3, interleaved, strided)
+
+
 def test_the_table_of_token_tiles_follows_offs_on_the_device() -> None:
     """The same parameter with other contents of offs: other tiles, and nothing from the host."""
     (product,), _ = packed()
