@@ -13,7 +13,7 @@ from nibblas.emulator import Buffer, Device, EmulationError
 from nibblas.emulator.compile import cuda_ptx
 
 FOLDER = Path(__file__).parent / "kernels"
-HEADERS = {"ptx.h": (FOLDER / "ptx.h").read_text()}
+HEADERS = {path.name: path.read_text() for path in FOLDER.glob("*.h")}
 
 Launch = Callable[[Device, str], tuple[Buffer, np.ndarray]]
 """Runs PTX text on a device; returns the output and what it should be."""
@@ -25,6 +25,7 @@ class Kernel:
 
     name: str
     launch: Launch
+    arch: str = "sm_90"
 
     @property
     def source(self) -> str:
@@ -32,15 +33,15 @@ class Kernel:
 
 
 @cache
-def compiled(source: str) -> str:
-    return cuda_ptx(source, headers=HEADERS)
+def compiled(source: str, arch: str) -> str:
+    return cuda_ptx(source, headers=HEADERS, target=f"{arch}a")
 
 
 def complaint(kernel: Kernel, source: str, **device: object) -> str:
     """What the emulator has against a text under one order: an error's class, or a wrong result."""
-    dev = Device("sm_90", **device)  # type: ignore[arg-type]
+    dev = Device(kernel.arch, **device)  # type: ignore[arg-type]
     try:
-        out, wanted = kernel.launch(dev, compiled(source))
+        out, wanted = kernel.launch(dev, compiled(source, kernel.arch))
     except EmulationError as error:
         return f"{type(error).__name__}: {error}"
     if not out.written().all():
@@ -113,14 +114,63 @@ def _wgmma(dev: Device, text: str) -> tuple[Buffer, np.ndarray]:
     return out, a.astype(np.float32) @ b.astype(np.float32).T
 
 
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_E4M3 = {0x30: 0.5, 0x38: 1.0, 0x40: 2.0}
+
+
+def _nvfp4(rows: int, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(packed codes [rows, 128 steps], scales [steps, rows / 32 or more, 2048], values)."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 16, (rows, 256 * steps), np.uint8)
+    scales = rng.choice(np.array(list(_E4M3), np.uint8), (rows, 16 * steps))
+    values = _E2M1[codes & 7] * np.where(codes & 8, np.float32(-1), np.float32(1))
+    factors = np.vectorize(_E4M3.get, otypes=[np.float32])(scales)
+    padded = np.full((-(-rows // 128) * 128, 16 * steps), 0x7F, np.uint8)
+    padded[:rows] = scales
+    # [128-row tile, row / 32, row % 32, step, atom, 4] -> [step, tile, atom, row % 32, row / 32, 4]
+    atoms = padded.reshape(-1, 4, 32, steps, 4, 4).transpose(3, 0, 4, 2, 1, 5)
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    return packed, np.ascontiguousarray(atoms).reshape(-1, 128), values * factors.repeat(16, 1)
+
+
+def _pair_mma(dev: Device, text: str, steps: int = 3) -> tuple[Buffer, np.ndarray]:
+    maps, values = [], []
+    for rows, seed in ((256, 1), (64, 2)):
+        codes, scales, value = _nvfp4(rows, steps, seed)
+        codes_map = dev.tensor_map(dev.from_numpy(codes), box=[128, rows // 2], swizzle="128b")
+        maps.append((codes_map, dev.tensor_map(dev.from_numpy(scales), box=[128, 16])))
+        values.append(value)
+    (a, a_scales), (b, b_scales) = maps
+    out = dev.empty((256, 64), np.float32, name="out")
+    dev.load_ptx(text).kernel("k").launch(
+        2, 192, [a, b, a_scales, b_scales, out, steps], cluster=(2, 1, 1), smem=2 * 24576
+    )
+    return out, values[0] @ values[1].T
+
+
+def _tensor_store(dev: Device, text: str, rounds: int = 2) -> tuple[Buffer, np.ndarray]:
+    a = (np.arange(rounds * 128 * 16).reshape(rounds, 128, 16) % 13 - 6).astype(np.float16)
+    b = (np.arange(16 * 16).reshape(16, 16) % 7 - 3).astype(np.float16)
+    weights = np.ascontiguousarray(b.reshape(2, 8, 2, 8).transpose(0, 2, 1, 3))
+    out = dev.empty((rounds, 2, 128, 16), np.float32, name="out")
+    inputs = [dev.from_numpy(a.view(np.uint32)), dev.from_numpy(weights.view(np.uint32))]
+    dev.load_ptx(text).kernel("k").launch(1, 128, [*inputs, out])
+    row = np.arange(128)
+    shifted = a[:, np.where(row % 32, row - 1, row)]
+    both = np.stack([a, shifted], axis=1).astype(np.float32)
+    return out, both @ b.astype(np.float32).T
+
+
 KERNELS = {
-    name: Kernel(name, launch)
-    for name, launch in {
-        "tma_ring": _tma_ring,
-        "bulk_store": _bulk_store,
-        "multicast": _multicast,
-        "cp_async_ring": _cp_async_ring,
-        "reduce": _reduce,
-        "wgmma": _wgmma,
-    }.items()
+    kernel.name: kernel
+    for kernel in (
+        Kernel("tma_ring", _tma_ring),
+        Kernel("bulk_store", _bulk_store),
+        Kernel("multicast", _multicast),
+        Kernel("cp_async_ring", _cp_async_ring),
+        Kernel("reduce", _reduce),
+        Kernel("wgmma", _wgmma),
+        Kernel("pair_mma", _pair_mma, "sm_100"),
+        Kernel("tensor_store", _tensor_store, "sm_100"),
+    )
 }
