@@ -227,6 +227,13 @@ def test_a_fault_names_kernel_cta_warp_lanes_and_lines() -> None:
     assert "k CTA (0, 0, 0) warp 1 lanes 5" in str(caught.value)
 
 
+def test_breakpoint_is_a_fault_where_it_is_executed() -> None:
+    body = "mov.u32 %r0, %tid.x; setp.eq.u32 %p1, %r0, {}; @%p1 brkpt;"
+    launch(entry(body.format(64), params=""), threads=64)
+    with pytest.raises(IllegalOperation, match="executed brkpt"):
+        launch(entry(body.format(37), params=""), threads=64)
+
+
 CLOCKS = "bar.sync 0; mov.u32 %r1, %clock;"
 
 

@@ -98,6 +98,19 @@ def trap(build: Build) -> Step:
 
 
 @control.instruction(
+    "brkpt", section="brkpt", anchor="miscellaneous-instructions-brkpt", ends_block=True
+)
+def breakpoint_(build: Build) -> Step:
+    """CUTLASS puts it where control must not come."""
+    build.count(0)
+
+    def step(warp: Warp) -> None:
+        raise IllegalOperation("the kernel executed brkpt, and there is no debugger")
+
+    return step
+
+
+@control.instruction(
     "call [uni]", section="call", anchor="control-flow-instructions-call", ends_block=True
 )
 def call(build: Build) -> Step:
