@@ -72,7 +72,7 @@ def w4a4_problems(seed: int, count: int) -> list[int]:
 
 
 @each_preset
-@pytest.mark.parametrize("number", w4a4_problems(11, 20))
+@pytest.mark.parametrize("number", w4a4_problems(11, 12))
 def test_sweep(preset: str, number: int) -> None:
     with env.sm100_preset(preset), emulated_as(number) as emulation:
         verdict = judge(truth_of(draw(11, number)), EMULATED)
@@ -85,7 +85,7 @@ def exact_problems() -> Iterator[Any]:
     """Of each bit-exact check, problems of all sizes, in number what a test can wait for."""
     for name, check in CHECKS.items():
         chosen = [i for i, spec in enumerate(check.specs) if spec.precision == "w4a4"]
-        step = max(1, len(chosen) // 6)
+        step = max(1, len(chosen) // 4)
         for index in chosen[::step]:
             if 0 < sum(check.specs[index].rows) <= 600:
                 yield pytest.param(name, index, id=f"{name}-{index}")
@@ -174,9 +174,8 @@ def run_form(form: str, layout: str, seed: int) -> None:
     if form == "list":
         run_list(layout, seed, k)
         return
-    sizes = [0, 1, 130, 0, 40]
-    ends = list(itertools.accumulate(sizes))
-    w = random_array((5, 328, k), seed, layout=layout, global_shape=(5, 2))
+    ends = [0, 1, 131, 131]
+    w = random_array((4, 328, k), seed, layout=layout, global_shape=(4, 2))
     if form == "masked":
         run_masked(w, seed, k)
         return
@@ -188,9 +187,9 @@ def run_form(form: str, layout: str, seed: int) -> None:
 
 
 def run_masked(w: NVFP4Array, seed: int, k: int) -> None:
-    x = random_array((5, 140, k), seed + 1, layout=w.scale_layout)
-    rows = [0, 1, 130, 0, 140]
-    out = torch.full((5, 140, 328), float("nan"))
+    x = random_array((4, 130, k), seed + 1, layout=w.scale_layout)
+    rows = [0, 1, 130, 0]
+    out = torch.full((4, 130, 328), float("nan"))
     masked_m = torch.tensor(rows, dtype=torch.int32)
     nibblas.grouped_mm_masked(x, w, masked_m, out=out, backend="emulated")
     for g, m in enumerate(rows):
@@ -204,7 +203,7 @@ def run_masked(w: NVFP4Array, seed: int, k: int) -> None:
         tokens = NVFP4Array(
             x.codes[g], x.scales[g], global_scale=x.global_scale, scale_layout=x.scale_layout
         )
-        exact = grouped_mm_reference(tokens, own, offs_of([140]))
+        exact = grouped_mm_reference(tokens, own, offs_of([130]))
         assert bool(within_bound(out[g], exact, error_bound(exact, out.dtype))[:m].all())
 
 
