@@ -1,4 +1,4 @@
-"""Runs a GEMM that CuTe DSL compiled (cute_gemm.py) on the emulator, in every order.
+"""Runs the Hopper GEMM example of CuTe DSL, as PTX, on the emulator, in every order.
 
     python lab/emulator/third_party/run_gemm.py FILE.ptx M N K [TILE_M TILE_N CLUSTER_M CLUSTER_N]
 
