@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from nibblas.emulator import ORDERS
+from tests.emulator.faults.extent import EVERY_FAULT
 from tests.emulator.faults.kernels import KERNELS, complaint
 from tests.emulator.faults.planted import FAULTS as FAULTS_OF_SM_90
 from tests.emulator.faults.planted import Fault
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 SCHEDULES = [
     *((order, 0) for order in ORDERS if order != "random"),
+    *(("adversarial-starve", seed) for seed in (12, 6, 4, 3, 2, 1)),
     *(("random", seed) for seed in range(4)),
-    *(("adversarial-starve", seed) for seed in (1, 2, 3, 4, 6, 12)),
 ]
 """Seeds 6 and 12 starve the first warp of one CTA of a pair."""
 
@@ -53,9 +54,10 @@ _ALL_SCHEDULES = [
 @pytest.mark.parametrize("name", KERNELS)
 def test_an_unbroken_kernel_is_never_accused(name: str) -> None:
     kernel = KERNELS[name]
+    step = 1 if EVERY_FAULT or kernel.arch == "sm_90" else 5
     accused = {
         (order, seed): said
-        for order, seed in _ALL_SCHEDULES
+        for order, seed in _ALL_SCHEDULES[::step]
         if (said := complaint(kernel, kernel.source, order=order, seed=seed))
     }
     assert accused == {}

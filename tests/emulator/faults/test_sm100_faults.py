@@ -6,7 +6,6 @@ unbroken kernel; else each fault marked ``always`` runs under one schedule.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +15,12 @@ from nibblas.emulator import ORDERS
 from nibblas.plan.problem import GroupShape
 from nibblas.plan.sm100 import PRESETS, choose_configs
 from nibblas.runtime.source import KERNELS
+from tests.emulator.faults.extent import EVERY_FAULT
 from tests.emulator.faults.planted_sm100 import FAULTS
 from tests.emulator.faults.sm100 import VARIANTS, Schedule, Variant, complaint, planted
 from tests.emulator.faults.sm100_fault import Fault
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
-
-EVERY_FAULT = bool(os.environ.get("EVERY_FAULT"))
 
 
 def schedules_of(order: str, variant: Variant) -> list[Schedule]:
