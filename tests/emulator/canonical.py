@@ -47,6 +47,7 @@ def canonical(
     width = WIDTH[mode]
     many = 1 << 20
     long, stride_ = (8 * lbo // element_bits, 8 * sbo // element_bits)
+    rows: tuple[tuple[int, ...], tuple[int, ...]]
     if mn_major and mode == "none":
         rows, ks = ((t, 1, many), (1, t, stride_)), ((8, many), (t, long))
     elif mn_major:

@@ -188,7 +188,7 @@ def run(mma: Mma, *, arch: str = "sm_100", operations: int = 0, **device: Any) -
     tensor = dev.from_numpy(by_column)
     shared = dev.from_numpy(np.ascontiguousarray(mma.shared))
     out = dev.empty(by_column.shape, np.uint32)
-    arguments = [
+    arguments: list[Any] = [
         tensor, shared, out, mma.a, mma.b, mma.idesc, mma.d, mma.at, mma.sfa, mma.sfb,
         int(mma.enable), *mma.words,
     ]  # fmt: skip

@@ -61,7 +61,7 @@ def by_definition(a, b, c: float, sfa, sfb, kind: str) -> float:
             return math.nan
         values.append((products * left[0] * right[0], left[1] + right[1]))
     unit = Fraction(2) ** (max(e for _, e in values) - 35)
-    return cut_to_single(sum(towards_zero(value, unit) for value, _ in values))
+    return cut_to_single(sum((towards_zero(value, unit) for value, _ in values), Fraction()))
 
 
 def pack(codes: np.ndarray) -> np.ndarray:
@@ -197,7 +197,8 @@ def test_mxf8f6f4_follows_its_definition(kind: str) -> None:
                 value = Fraction(x) * Fraction(y) * Fraction(2) ** shift
                 terms.append((value, sum(places) + shift))
         unit = Fraction(2) ** (max(e for _, e in terms) - 25)
-        assert float(found[j, i]) == cut_to_single(sum(towards_zero(v, unit) for v, _ in terms))
+        total = sum((towards_zero(v, unit) for v, _ in terms), Fraction())
+        assert float(found[j, i]) == cut_to_single(total)
 
 
 def test_scale_codes() -> None:

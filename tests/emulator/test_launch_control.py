@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,7 @@ MULTICAST = """
 
 def run(
     body: str, *, grid: int = 12, cluster: int = 1, arch: str = "sm_100", order: str = "round_robin"
-) -> tuple[list[int], dict[str, int]]:
+) -> tuple[list[int], Mapping[str, int]]:
     """How often each CTA's work was done, and the report's events; four CTAs run at once."""
     dev = Device(arch, order=order, seed=3, num_sms=4)
     out = dev.from_numpy(np.zeros(grid, np.uint32))

@@ -61,7 +61,10 @@ def test_an_architecture_has_its_own_plans(arch: str, capability: tuple[int, int
     with emulating(arch):
         plan = nibblas.explain(x, w, offs, backend="emulated").plan
         assert plan.config.plan.config.built_for == target_of(capability)
-    assert nibblas.explain(x, w, offs, backend="emulated").plan.config.plan.config.built_for == "sm_90a"
+    assert (
+        nibblas.explain(x, w, offs, backend="emulated").plan.config.plan.config.built_for
+        == "sm_90a"
+    )
 
 
 def test_settings_nest_and_end() -> None:
