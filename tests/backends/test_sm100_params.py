@@ -56,7 +56,7 @@ def test_parameters_of_a_packed_product_by_field(b200: RecordingDriver, layout: 
         "x": {"bytes": at(product.x), "group_bytes": 0, "row_bytes": 256, "vector": 16},
         "x_scales": {
             "bytes": at(product.x_scales),
-            "group_bytes": 0,
+            "group_bytes": len(product.x_scales),  # the rows that there are
             "row_bytes": x_scale_row,
             "vector": 16,
             "layout": int(blocked),

@@ -74,7 +74,7 @@ def token_fields(product: Operands) -> tuple[int, ...]:
     base, stride = address(scales), scales.stride(0)
     blocked = product.x_scale_layout == "blocked"
     numbers = (base,) if blocked else (base, stride, product.k // 16)
-    return (*rows, base, 0, stride, common_alignment(*numbers), layout, start)
+    return (*rows, base, scales.shape[0], stride, common_alignment(*numbers), layout, start)
 
 
 def weight_fields(product: Operands) -> tuple[int, ...]:

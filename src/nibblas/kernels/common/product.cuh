@@ -20,7 +20,10 @@ struct Rows {
 // Block scales of a matrix.
 struct Scales {
   const u8* bytes;
-  i64 group_bytes;
+  union {
+    i64 group_bytes;  // weights: from one group's to the next
+    i64 rows;         // blocked tokens: all that there are
+  };
   i64 row_bytes;  // linear only
   i64 vector;     // 16, 8, 4 or 1
   ScaleLayout layout;

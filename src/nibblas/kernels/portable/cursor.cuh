@@ -76,11 +76,13 @@ class Cursor {
     return tokens_ - token_ < Config::kTokens ? tokens_ - token_ : Config::kTokens;
   }
 
-  // Row of the token's block scales.
+  // Row of the block's first token in the block scales. Where offs asks for more rows than blocked
+  // scales have, others are read.
   __device__ i64 token_scale_row() const {
     if (p_.x_scales.layout == ScaleLayout::kLinear) return token_row();
     const auto rule = static_cast<GroupStart>(p_.x_scales.start_rule);
-    return group_start_row(rule, group_, row_, padded_rows_, p_.max_m) + token_;
+    const i64 row = group_start_row(rule, group_, row_, padded_rows_, p_.max_m) + token_;
+    return min_of(row, p_.x_scales.rows - Config::kTokens);
   }
 
  private:

@@ -146,7 +146,9 @@ class Items {
     item.column = (unit + blockIdx.x % Config::kCluster) * Config::kTileN;
     const i64 start = group_start_row(static_cast<GroupStart>(product.x_scales.start_rule),
                                       item.group, begin, tiles_before * kAtomRows, product.max_m);
-    item.scale_atom = start / kAtomRows + place.tile;
+    // Where offs asks for more atoms than there are, others are read.
+    const i64 last_atom = product.x_scales.rows / kAtomRows - 1;
+    item.scale_atom = min_of(start / kAtomRows + place.tile, last_atom);
     item.n = product.n;
     item.k = static_cast<i32>(product.k);
     return item;
