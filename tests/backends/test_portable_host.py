@@ -153,6 +153,15 @@ def test_a_list_is_one_launch_each(driver: RecordingDriver) -> None:
     assert [launch.grid[0] for launch in driver.launches] == [7, 13]  # sets of 16 rows
 
 
+def test_groups_that_are_one_matrix_have_no_tensor_map(driver: RecordingDriver) -> None:
+    product = operands(k=512)
+    expanded = replace(product, w=product.w[:1].expand_as(product.w))
+    driver.clear()
+    BACKEND.run([expanded], BACKEND.plan(problem_of(product)))
+    (launch,) = driver.launches
+    assert len(launch.parameters) == PARAMS_BYTES, "no room for maps"
+
+
 @pytest.mark.parametrize("part", ["x", "w", "w_scales"])
 def test_unaligned_rows_take_the_variant_for_any_rows(driver: RecordingDriver, part: str) -> None:
     product = operands()

@@ -51,6 +51,7 @@ def test_parameters_of_a_packed_product_by_field(b200: RecordingDriver, layout: 
         "group_capacity": 1024,
     }
     blocked = layout == "blocked"
+    assert product.x_scales is not None
     x_scale_row, w_scale_rows = 32, 384  # 512 / 16 bytes; blocked rows are padded to 128
     assert values(entry.product) == {
         "x": {"bytes": at(product.x), "group_bytes": 0, "row_bytes": 256, "vector": 16},
@@ -249,6 +250,13 @@ def test_codes_off_their_alignment_are_loaded(b200: RecordingDriver, name: str) 
     (entry,) = unpack(launch.parameters)[1]
     rows = getattr(entry.product, name)
     assert (rows.bytes, rows.vector) == (at(getattr(product, name)), 4)
+
+
+def test_groups_that_are_one_matrix_are_loaded(b200: RecordingDriver) -> None:
+    """A tensor map has no stride of 0."""
+    product = operands(k=1024)
+    (launch,) = launched(b200, replace(product, w=product.w[:1].expand_as(product.w)))
+    assert launch.block == ((4 + 1 + 4 + 2) * 32, 1, 1)
 
 
 @pytest.mark.parametrize("name", ["x_scales", "w_scales"])

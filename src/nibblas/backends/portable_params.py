@@ -40,6 +40,8 @@ def is_aligned(product: Operands, config: PortableConfig) -> bool:
     """Whether the aligned variant may run: see ``PortableConfig.aligned``."""
     if product.k % config.stage_k or product.n % config.row_multiple:
         return False
+    if config.tensor_copies and 0 in (product.w.stride(0), product.w_scales.stride(0)):
+        return False  # groups that are one and the same: no stride for a tensor map
     tokens, weights = token_fields(product), weight_fields(product)
     x_row_bytes, x_vector, w_vector, w_scale_vector = tokens[2], tokens[3], weights[3], weights[7]
     scale_piece = 16 if product.w_scale_layout == "blocked" else min(16, config.stage_k // 16)

@@ -37,10 +37,13 @@ def address_words(names: Sequence[str], config: Sm100Config) -> list[tuple[str, 
 
 
 def can_map_codes(product: Operands) -> bool:
-    """Whether TMA can copy both operands' codes: all begins at multiples of 16 bytes."""
+    """Whether TMA can copy both operands' codes: all begins at multiples of 16 bytes.
+
+    Expanded tensors, whose rows or groups are one and the same, are left to ordinary loads.
+    """
     return all(
         not tensor.data_ptr() % _TMA_ALIGNMENT
-        and all(not stride % _TMA_ALIGNMENT for stride in _row_strides(tensor))
+        and all(stride and not stride % _TMA_ALIGNMENT for stride in _row_strides(tensor))
         for tensor in (product.x, product.w)
     )
 
