@@ -107,18 +107,21 @@ def contenders(
 def _ours(data: CaseData, rotate_bytes: float, levels: tuple[str, ...]) -> Iterator[Contender]:
     device = data.w.device
     problem = data.case.problem(data.kind, device.type)
+    runs = [
+        (backend.name, level)
+        for backend in registry.all_backends()
+        if backend.name not in _SLOW_BACKENDS and not backend.why_not(problem)
+        for level in (_levels(levels) if backend.name == "cpu" else ("",))
+    ]
     count = _sets(data.weight_bytes, rotate_bytes)
     weights = [data.w] + [
         NVFP4Array(data.w.codes.clone(), data.w.scales.clone()) for _ in range(count - 1)
     ]
-    for backend in registry.all_backends():
-        if backend.name in _SLOW_BACKENDS or backend.why_not(problem):
-            continue
-        for level in _levels(levels) if backend.name == "cpu" else ("",):
-            out = data.out()
-            name = f"{backend.name}/{level}" if level else backend.name
-            call = _our_call(data, weights, out, backend.name)
-            yield Contender(name, call, count, _always(out), ours=True, level=level)
+    for backend, level in runs:
+        out = data.out()
+        name = f"{backend}/{level}" if level else backend
+        call = _our_call(data, weights, out, backend)
+        yield Contender(name, call, count, _always(out), ours=True, level=level)
 
 
 def _our_call(

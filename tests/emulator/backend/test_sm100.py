@@ -72,7 +72,7 @@ def w4a4_problems(seed: int, count: int) -> list[int]:
 
 
 @each_preset
-@pytest.mark.parametrize("number", w4a4_problems(11, 12))
+@pytest.mark.parametrize("number", w4a4_problems(11, 8))
 def test_sweep(preset: str, number: int) -> None:
     with env.sm100_preset(preset), emulated_as(number) as emulation:
         verdict = judge(truth_of(draw(11, number)), EMULATED)
@@ -319,8 +319,8 @@ def test_a_row_has_the_same_bits_in_groups_of_any_size() -> None:
 
 
 def test_every_order_and_preset_gives_the_same_bits() -> None:
-    ends = [130, 130, 150, 151]
-    w = random_array((4, 320, 1024), 3, layout="blocked")
+    ends = [130, 130, 131]
+    w = random_array((3, 160, 1024), 3, layout="blocked")
     x = tokens_of(ends, 1024, 4, layout="blocked", rule="torch")
     results = []
     for preset, order in itertools.product(PRESETS, ORDERS):

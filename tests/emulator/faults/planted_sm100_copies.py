@@ -237,8 +237,8 @@ FAULTS = [
     Fault(
         "token scales of the wrong group",
         ITEMS,
-        "item.scale_atom = start / kAtomRows",
-        "item.scale_atom = begin / kAtomRows",
+        "min_of(start / kAtomRows + place.tile",
+        "min_of(begin / kAtomRows + place.tile",
         always=True,
         shows="wrong",
     ),
