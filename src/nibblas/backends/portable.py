@@ -9,27 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 from nibblas.backends.base import Operands, RunAt
+from nibblas.backends.gpu import beyond_32_bits, capability_of, maps_of
 from nibblas.backends.portable_params import address_words, is_aligned, params_of
 from nibblas.backends.prepared_launch import prepared_launch
-from nibblas.errors import NativeLibraryError
 from nibblas.plan.arch import gpu_of
 from nibblas.plan.cost import Estimate, portable_time
 from nibblas.plan.portable import PortableConfig, choose_config, target_of
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
-from nibblas.runtime.driver import Driver, current_driver
+from nibblas.runtime.driver import current_driver
 from nibblas.runtime.kernel import compute_capability, load_kernel
-from nibblas.runtime.tensormap import TensorMaps
 
 _SET_ROWS = 16  # what a warp takes
-
-#: What kernels/portable/cursor.cuh counts in 32 bits, with a block or a stage to spare.
-_LARGEST_COUNT = 2**31 - 1024
-
-_maps: WeakKeyDictionary[Driver, TensorMaps] = WeakKeyDictionary()
 
 
 class PortableBackend:
@@ -39,12 +32,9 @@ class PortableBackend:
     devices = ("cuda",)
 
     def why_not(self, problem: Problem) -> list[str]:
-        if problem.device != "cuda":
-            return [f"it computes on NVIDIA GPUs, and the tensors are on {problem.device}"]
-        try:
-            capability = compute_capability(problem.device_index)
-        except NativeLibraryError as error:
-            return [str(error)]
+        capability = capability_of(problem)
+        if isinstance(capability, str):
+            return [capability]
         if target_of(capability) is None:
             found = ".".join(map(str, capability))
             return [f"it has no kernel for compute capability {found}; sm_80 and newer have one"]
@@ -72,7 +62,7 @@ class PortableBackend:
             ctas = _ctas(product, config, sms)
             if ctas:
                 kernel = load_kernel(device, config)
-                params = params_of(product, config, _maps_of(driver))
+                params = params_of(product, config, maps_of(driver))
                 kernel.launch(ctas, config.threads, params, queue)
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
@@ -82,7 +72,7 @@ class PortableBackend:
         ctas = _ctas(product, config, driver.attribute(device, "sms"))
         if not ctas:
             return None
-        params = params_of(product, config, _maps_of(driver))
+        params = params_of(product, config, maps_of(driver))
         names = list(product.tensors)
         return prepared_launch(
             driver,
@@ -102,10 +92,6 @@ def _ctas(product: Operands, config: PortableConfig, sms: int) -> int:
     return min(sms * config.ctas_per_sm, sets)
 
 
-def _maps_of(driver: Driver) -> TensorMaps:
-    return _maps.setdefault(driver, TensorMaps(driver))
-
-
 def _beyond_32_bits(problem: Problem) -> list[str]:
     """Sizes that the kernel's counters do not hold; N and the rows of all groups have 64 bits."""
     group_rows = [shape.m for shape in problem.shapes]
@@ -114,11 +100,7 @@ def _beyond_32_bits(problem: Problem) -> list[str]:
         "tokens in a group": problem.rows if problem.form == "packed" else max(group_rows),
         "values along K": max(shape.k for shape in problem.shapes),
     }
-    return [
-        f"it counts {what} in 32 bits: at most {_LARGEST_COUNT:,}, and there may be {count:,}"
-        for what, count in counts.items()
-        if count > _LARGEST_COUNT
-    ]
+    return beyond_32_bits(counts)
 
 
 def config_of(product: Operands, planned: PortableConfig) -> PortableConfig:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary
 
 from nibblas import env
 from nibblas.backends.base import Operands, RunAt
+from nibblas.backends.gpu import beyond_32_bits, capability_of, maps_of
 from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.backends.sm100_launch import Sm100Choice, Sm100Launch, shared_launches
 from nibblas.backends.sm100_params import address_words
-from nibblas.errors import NativeLibraryError
 from nibblas.plan.arch import gpu_of
 from nibblas.plan.cost import Estimate, sm100_time
 from nibblas.plan.problem import Activations, Problem
@@ -28,14 +27,8 @@ from nibblas.plan.sm100 import (
     choose_configs,
     preset_named,
 )
-from nibblas.runtime.driver import Driver, current_driver
+from nibblas.runtime.driver import current_driver
 from nibblas.runtime.kernel import compute_capability, load_kernel
-from nibblas.runtime.tensormap import TensorMaps
-
-_LARGEST_COUNT = 2**31 - 1024
-"""What kernels/sm100/items.cuh counts in 32 bits, with a tile to spare."""
-
-_maps: WeakKeyDictionary[Driver, TensorMaps] = WeakKeyDictionary()
 
 
 class Sm100Backend:
@@ -45,12 +38,9 @@ class Sm100Backend:
     devices = ("cuda",)
 
     def why_not(self, problem: Problem) -> list[str]:
-        if problem.device != "cuda":
-            return [f"it computes on NVIDIA GPUs, and the tensors are on {problem.device}"]
-        try:
-            capability = compute_capability(problem.device_index)
-        except NativeLibraryError as error:
-            return [str(error)]
+        capability = capability_of(problem)
+        if isinstance(capability, str):
+            return [capability]
         if capability not in TARGETS:
             found = ".".join(map(str, capability))
             known = " and ".join(".".join(map(str, each)) for each in TARGETS)
@@ -104,14 +94,13 @@ def _launches(
     operands: Sequence[Operands], choice: Sm100Choice, device: int
 ) -> Iterator[Sm100Launch]:
     driver = current_driver()
-    maps = _maps.setdefault(driver, TensorMaps(driver))
     sms = driver.attribute(device, "sms")
 
     def resident(config: Sm100Config) -> int:
         return load_kernel(device, config).resident_clusters(config.threads, config.cluster)
 
     for products, planned in shared_launches(operands, choice):
-        yield Sm100Launch.of(products, planned, sms=sms, resident=resident, maps=maps)
+        yield Sm100Launch.of(products, planned, sms=sms, resident=resident, maps=maps_of(driver))
 
 
 def _wrong_activations(activations: Activations) -> list[str]:
@@ -131,11 +120,7 @@ def _too_large(problem: Problem) -> list[str]:
         "values along K": max(shape.k for shape in problem.shapes),
         "tiles": token_tiles * -(-most_columns // 128),
     }
-    reasons = [
-        f"it counts {what} in 32 bits: at most {_LARGEST_COUNT:,}, and there may be {count:,}"
-        for what, count in counts.items()
-        if count > _LARGEST_COUNT
-    ]
+    reasons = beyond_32_bits(counts)
     if problem.form != "list" and problem.groups > MAX_GROUPS:
         reasons.append(f"it takes at most {MAX_GROUPS} groups, and there are {problem.groups}")
     return reasons
