@@ -60,7 +60,7 @@ def test_w4a16_takes_the_type_of_its_tokens() -> None:
         (["--m", "1,2", "--n", "8,8,8", "--k", "16"], "m: got 2 sizes; want one, or 3"),
         (["--m", "one", "--n", "8", "--k", "16"], "m: got 'one'; want a number"),
         ([*SIZES, "--precision", "w8a8"], "precision: got 'w8a8'; want one of w4a4, w4a16"),
-        ([*SIZES, "--arch", "b300"], "arch: got 'b300'"),
+        ([*SIZES, "--arch", "a100"], "arch: got 'a100'"),
         ([*SIZES, "--epilogue", "gelu"], "epilogue: got 'gelu'"),
         ([*SIZES, "--backend", "abacus"], "backend: got 'abacus'"),
         (["--m", "1", "--n", "8,16", "--k", "16", "--form", "packed"], "form: got 'packed'"),

@@ -45,11 +45,11 @@ class PortableBackend:
         target = target_of(capability)
         assert target is not None, "why_not has refused this device"
         config = choose_config(problem, target)
-        arch = gpu_of(capability)
+        arch = gpu_of(capability, current_driver().attribute(problem.device_index, "sms"))
         if arch is None:
             estimate = Estimate(math.inf, "not modelled on this device", {})
         else:
-            estimate = portable_time(problem, arch)
+            estimate = portable_time(problem, arch, config)
         return Plan(self.name, config, estimate, ("weights in place", "batch-invariant"))
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:

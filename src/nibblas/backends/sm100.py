@@ -16,7 +16,7 @@ from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.backends.sm100_launch import Sm100Choice, Sm100Launch, shared_launches
 from nibblas.backends.sm100_params import address_words
 from nibblas.plan.arch import gpu_of
-from nibblas.plan.cost import Estimate, sm100_time
+from nibblas.plan.cost import Estimate, one_after_another, sm100_time
 from nibblas.plan.problem import Activations, Problem
 from nibblas.plan.select import Plan
 from nibblas.plan.sm100 import (
@@ -52,11 +52,12 @@ class Sm100Backend:
         sms = current_driver().attribute(problem.device_index, "sms")
         preset = preset_named(env.forced_sm100_preset(), env.SM100_PRESET_VARIABLE)
         choice = Sm100Choice(preset, choose_configs(problem.shapes, preset, sms))
-        arch = gpu_of(capability)
+        arch = gpu_of(capability, sms)
         if arch is None:
             estimate = Estimate(math.inf, "not modelled on this device", {})
         else:
-            estimate = sm100_time(problem, arch)
+            launches = choice.launches_of(problem)
+            estimate = one_after_another([sm100_time(p, arch, config) for p, config in launches])
         return Plan(self.name, choice, estimate, _notes(problem))
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nibblas.backends.base import Operands
 from nibblas.backends.sm100_params import (
@@ -13,7 +13,7 @@ from nibblas.backends.sm100_params import (
     num_items,
     params_of,
 )
-from nibblas.plan.problem import GroupShape
+from nibblas.plan.problem import GroupShape, Problem
 from nibblas.plan.sm100 import CAPACITIES, Preset, Sm100Config, adapted, is_wide
 
 
@@ -26,8 +26,19 @@ class Sm100Choice:
 
     def config_of(self, product: Operands) -> Sm100Config:
         """The one that takes a product."""
-        wide = is_wide(GroupShape(product.m, product.n, product.k))
-        return self.configs[0 if wide else -1]
+        return self._config_for(GroupShape(product.m, product.n, product.k))
+
+    def launches_of(self, problem: Problem) -> list[tuple[Problem, Sm100Config]]:
+        """The groups that each configuration takes."""
+        parts = []
+        for config in self.configs:
+            shapes = tuple(s for s in problem.shapes if self._config_for(s) == config)
+            if shapes:
+                parts.append((replace(problem, shapes=shapes), config))
+        return parts
+
+    def _config_for(self, shape: GroupShape) -> Sm100Config:
+        return self.configs[0 if is_wide(shape) else -1]
 
     def __str__(self) -> str:
         return f"{self.preset}: " + "; ".join(config.outline for config in self.configs)

@@ -1,13 +1,18 @@
-"""How long a problem should take: rooflines, and the CPU kernels' simple model.
+"""How long a problem should take: rooflines, the CPU kernels' simple model, the GPU kernels'.
 
 A prediction names its terms and which of them bounds it, so that a wrong one can be found wrong.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from nibblas.plan.arch import CPU_READ_BYTES_PER_S_PER_THREAD, CpuLevel, GpuArch
+from nibblas.plan.kernel_schedule import KernelSchedule
+from nibblas.plan.model import predict
 from nibblas.plan.problem import Problem
 
 
@@ -51,37 +56,41 @@ def cpu_time(problem: Problem, level: CpuLevel, threads: int) -> Estimate:
     return Estimate(estimate.seconds + level.fixed_s, bound, terms)
 
 
-#: Share of DRAM bandwidth that the portable kernel reached on an H200 (lab/portable, D1), and of
-#: dense tensor throughput that it is built for.
-PORTABLE_MEMORY_SHARE = 0.68
-PORTABLE_TENSOR_SHARE = 0.3
+class Scheduled(Protocol):
+    """A kernel's configuration, which knows what it means for time."""
+
+    def schedule(self, sms: int) -> KernelSchedule:
+        """On a device with so many multiprocessors, with as much work as there may be."""
+        ...
 
 
-def portable_time(problem: Problem, arch: GpuArch) -> Estimate:
-    """Time of the portable GPU kernel: its share of the roofline."""
-    work = problem.work()
-    estimate = _slowest(
-        {
-            "memory": work.total_bytes / (PORTABLE_MEMORY_SHARE * arch.read_bytes_per_s),
-            "arithmetic": 2 * work.macs / (PORTABLE_TENSOR_SHARE * arch.flops["w4a16"]),
-        }
-    )
-    terms = estimate.terms | {"fixed": arch.fixed_s}
-    return Estimate(estimate.seconds + arch.fixed_s, estimate.bound, terms)
+def gpu_time(problem: Problem, arch: GpuArch, config: Scheduled) -> Estimate:
+    """Time of one launch that computes the whole problem, by the calibrated model.
+
+    Terms of the main loop are given as if each were alone; they overlap, so that their sum is more
+    than the time. ``plan/model.py`` has the formula.
+    """
+    if arch.machine is None:
+        return Estimate(math.inf, "not modelled on this device", {})
+    predicted = predict(problem, arch.machine, config.schedule(arch.sms))
+    between = {"between items": predicted.between_us} if predicted.between_us else {}
+    terms = {**predicted.loop, **between, **predicted.fixed}
+    seconds = {name: us * 1e-6 for name, us in terms.items()}
+    return Estimate(predicted.total_us * 1e-6, predicted.bound, seconds)
 
 
-#: Share of the roofline of the datacenter Blackwell kernel: assumed, since none of it has been
-#: measured.
-SM100_SHARE = 0.7
+#: By kernel, for their callers: what tells kernels apart is in their configurations' schedules.
+portable_time = sm100_time = gpu_time
 
 
-def sm100_time(problem: Problem, arch: GpuArch) -> Estimate:
-    """Time of the datacenter Blackwell kernel: its assumed share of the roofline."""
-    least = roofline(problem, arch)
-    terms = {name: seconds / SM100_SHARE for name, seconds in least.terms.items()}
-    estimate = _slowest(terms)
-    terms["fixed"] = arch.fixed_s
-    return Estimate(estimate.seconds + arch.fixed_s, estimate.bound, terms)
+def one_after_another(estimates: Sequence[Estimate]) -> Estimate:
+    """Time of several launches; bound as the longest one is."""
+    terms: dict[str, float] = {}
+    for estimate in estimates:
+        for name, seconds in estimate.terms.items():
+            terms[name] = terms.get(name, 0.0) + seconds
+    longest = max(estimates, key=lambda estimate: estimate.seconds)
+    return Estimate(sum(e.seconds for e in estimates), longest.bound, terms)
 
 
 def _slowest(terms: dict[str, float], together: tuple[str, ...] = ()) -> Estimate:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from nibblas.errors import bad_value
+from nibblas.plan.kernel_schedule import Instructions, KernelSchedule
 from nibblas.plan.problem import Activations, Problem
 
 #: NVRTC targets by compute capability; "f" binaries serve a whole family, "a" one architecture.
@@ -50,6 +51,16 @@ TENSOR_COPY_TARGETS = ("sm_90a", "sm_100f")
 
 PARAMS_BYTES = 38 * 8
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
+
+#: Warp instructions for 256 values along K, counted in sm_90a code by
+#: lab/model/count_instructions.py; other targets differ by up to a tenth. Of a multiplying warp,
+#: whatever the tokens; of it for 8 tokens; of the token warps for 8 tokens; of the weights warp.
+MULTIPLY: Mapping[Activations, int] = MappingProxyType({"fp16": 300, "bf16": 383, "nvfp4": 300})
+MULTIPLY_8_TOKENS = 24
+LOAD_8_TOKENS: Mapping[Activations, int] = MappingProxyType(
+    {"fp16": 135, "bf16": 135, "nvfp4": 383}
+)
+LOAD_WEIGHTS = 251
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,24 @@ class PortableConfig:
     def shared_bytes(self) -> int:
         """The ring: its stages, and two barriers of 8 bytes for each."""
         return round_up(self.stages * (self.stage_bytes + 16), 1024)
+
+    def schedule(self, sms: int) -> KernelSchedule:
+        """What the cost model takes the kernel for on a device with so many multiprocessors."""
+        fixed = self.warps * MULTIPLY[self.activations] + LOAD_WEIGHTS
+        per_tile = self.warps * MULTIPLY_8_TOKENS + LOAD_8_TOKENS[self.activations]
+        return KernelSchedule(
+            tile_tokens=self.tokens,
+            token_step=8,
+            tile_rows=16 * self.warps,
+            block_k=self.stage_k,
+            stages=self.stages,
+            ctas=sms * self.ctas_per_sm,
+            ctas_per_sm=self.ctas_per_sm,
+            order="even",
+            mma="mma.sync",
+            reads_fp16=True,
+            instructions=Instructions(fixed * self.stage_k / 256, per_tile * self.stage_k / 256, 8),
+        )
 
     def target(self, compute_capability: tuple[int, int]) -> str:
         """The NVRTC target to compile for; ValueError where it is not the one sized for."""

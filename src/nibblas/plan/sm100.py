@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from nibblas.errors import bad_value
+from nibblas.plan.kernel_schedule import KernelSchedule
 from nibblas.plan.problem import GroupShape
 
 Preset = Literal["fused_persistent", "wide_deep"]
@@ -146,6 +147,23 @@ class Sm100Config:
     @property
     def params_bytes(self) -> int:
         return PARAMS_HEADER_BYTES + self.capacity * ENTRY_BYTES
+
+    def schedule(self, sms: int) -> KernelSchedule:
+        """What the cost model takes the kernel for on a device with so many multiprocessors."""
+        clusters = sms * self.ctas_per_sm // self.cluster
+        return KernelSchedule(
+            tile_tokens=TILE_M,
+            token_step=TILE_M,
+            tile_rows=self.tile_n,
+            block_k=STAGE_K,
+            stages=self.stages,
+            ctas=max(1, clusters) * self.cluster,
+            ctas_per_sm=self.ctas_per_sm,
+            cluster=self.cluster,
+            order=self.order,
+            mma="tcgen05",
+            overlapped=self.accumulators > 1,
+        )
 
     def _fits(self, most: int, groups: int) -> bool:
         return self.stages * self.stage_bytes + self.control_bytes + 8 * groups <= most
