@@ -27,6 +27,6 @@ def machine_name() -> str:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    if "--json" not in arguments and "--list" not in arguments:
-        arguments += ["--json", str(RESULTS / f"{machine_name()}.jsonl")]
+    if "--out" not in arguments and "--list" not in arguments:
+        arguments += ["--out", str(RESULTS / f"{machine_name()}.jsonl")]
     app(["bench", *arguments], prog_name="nibblas")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import nibblas
 from nibblas.bench import cases, runner
 from nibblas.bench.cases import BenchCase
 from nibblas.cli import bench as command
@@ -31,13 +32,14 @@ def run(*arguments: str):
 
 def test_a_table_and_lines(tmp_path):
     path = tmp_path / "lines.jsonl"
-    kinds = ["--kind", "w4a16-bf16", "--kind", "w4a4"]
-    result = run("--case", "t1", "--case", "t2", *kinds, *QUICK, "--json", str(path))
+    tokens = ["--activations", "bf16,fp16"]
+    result = run("--case", "t1,t2", *tokens, *QUICK, "--out", str(path))
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     runs = {(line["case"], line["kind"]) for line in lines}
-    assert runs == {(c, k) for c in ("t1", "t2m4") for k in ("w4a4", "w4a16-bf16")}
-    assert result.stdout.count("torch mm") >= 4 and "/ floor" in result.stdout
+    assert runs == {(c, k) for c in ("t1", "t2m4") for k in cases.KINDS}
+    assert result.stdout.count("torch mm") >= 6 and "/ floor" in result.stdout
+    assert "Predicted by the planner before any run" in result.stdout
     assert str(lines[0]["commit"]) in result.stdout
 
 
@@ -47,24 +49,58 @@ def test_the_cases_are_listed():
     assert "c4m256" in result.stdout and "G=128 M=256 N=1536 K=2048" in result.stdout
 
 
-def test_a_wrong_result_is_exit_code_1(monkeypatch):
-    def wrong(*_: object) -> None:
-        raise runner.WrongResultError("cpu/avx2 gives a wrong result: no time is shown")
+def test_a_fault_is_exit_code_1_after_everything_has_run(monkeypatch, tmp_path):
+    right = nibblas.grouped_mm
 
-    monkeypatch.setattr(command, "run_case", wrong)
-    result = run("--case", "t1", *QUICK)
+    def wrong(*arguments, out, **options):
+        right(*arguments, out=out, **options)
+        out += 1e6
+        return out
+
+    monkeypatch.setattr(nibblas, "grouped_mm", wrong)
+    path = tmp_path / "lines.jsonl"
+    result = run("--case", "t1,t2", "--precision", "w4a4", *QUICK, "--out", str(path))
     assert result.exit_code == 1
-    assert result.stdout == "t1 w4a4: cpu/avx2 gives a wrong result: no time is shown\n"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    faults = [line for line in lines if line.get("fault")]
+    assert {line["case"] for line in faults} == {"t1", "t2m4"}
+    assert "FAULT  t2m4 w4a4 cpu/portable: WrongResultError" in result.stdout
+
+
+def test_a_rival_that_is_not_here_is_no_fault():
+    result = run("--case", "t1", "--precision", "w4a4", "--rivals", "mm,fp8", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "absent  t1 w4a4 fp8: NotImplementedError" in result.stdout
+    result = run("--case", "t1", "--precision", "w4a4", "--rivals", "none", *QUICK)
+    assert result.exit_code == 0 and "torch mm" not in result.stdout
+
+
+def test_what_is_done_is_kept_when_a_later_case_breaks(monkeypatch, tmp_path):
+    done = command.run_case
+
+    def run_case(case, *rest):
+        if case.name == "t2m4":
+            raise RuntimeError("the GPU fell off the bus")
+        return done(case, *rest)
+
+    monkeypatch.setattr(command, "run_case", run_case)
+    path = tmp_path / "lines.jsonl"
+    result = run("--case", "t1,t2", "--precision", "w4a4", *QUICK, "--out", str(path))
+    assert isinstance(result.exception, RuntimeError)
+    assert '"t1"' in path.read_text() and "cpu/portable" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--case", "c9"], "case: got 'c9'"),
-        (["--case", "t1", "--kind", "w8a8"], "kind: got 'w8a8'"),
+        (["--case", "t1", "--precision", "w8a8"], "precision: got 'w8a8'"),
+        (["--case", "t1", "--activations", "fp8"], "activations: got 'fp8'"),
+        (["--case", "t1", "--rivals", "cublas"], "rivals: got 'cublas'"),
+        (["--case", "t1", "--backend", "cudnn"], "backend: got 'cudnn'"),
         (["--case", "t1", "--level", "avx9000"], "avx9000"),
         (["--case", "t1", "--device", "tpu"], "device: got"),
-        (["--case", "t1", *QUICK, "--json", "/nowhere/x.jsonl"], "/nowhere/x.jsonl: No such file"),
+        (["--case", "t1", *QUICK, "--out", "/nowhere/x.jsonl"], "/nowhere/x.jsonl: No such file"),
     ],
 )
 def test_bad_usage_is_exit_code_2(arguments, message):
@@ -76,9 +112,9 @@ def test_bad_usage_is_exit_code_2(arguments, message):
 def test_a_gpu_case_without_a_gpu_is_exit_code_2_before_anything_runs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(command, "run_case", lambda *_: pytest.fail("it ran"))
-    result = run("--case", "t1", "--case", "P2")
+    result = run("--case", "t1", "--case", "P2-skew")
     assert result.exit_code == 2
-    assert "no CUDA device, for which P2 is made" in result.stderr
+    assert "no CUDA device, for which P2-skew is made" in result.stderr
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch, tmp_path):

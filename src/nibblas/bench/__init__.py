@@ -1,21 +1,22 @@
 """Benchmarks: the case tables, rivals, floors, and a runner that times nothing that is wrong.
 
-``cases`` holds the sizes, ``contenders`` what is timed, ``timing`` how, ``floors`` the least time
-any kernel can take, ``runner`` the gate and the order of it all, ``report`` lines, table and plot.
+``cases`` holds the sizes, ``contenders`` what is timed of ours, ``torch_rivals`` and
+``humming_rival`` what beside it, ``timing`` how, ``floors`` the least time any kernel can take,
+``runner`` the gate and the order of it all, ``report`` lines and plot.
 """
 
 from __future__ import annotations
 
 from nibblas.bench.cases import CASES, BenchCase, cases_named
-from nibblas.bench.report import Line
-from nibblas.bench.runner import Settings, WrongResultError, run_case
+from nibblas.bench.report import Absence, Line
+from nibblas.bench.runner import Settings, run_case
 
 __all__ = [
     "CASES",
+    "Absence",
     "BenchCase",
     "Line",
     "Settings",
-    "WrongResultError",
     "cases_named",
     "run_case",
 ]

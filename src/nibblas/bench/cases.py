@@ -4,6 +4,7 @@ c1..c4  CPU: decoding and small batches, 8 experts of 1536 x 2048, and one large
 S1..S4  GPU: the public competition problem's C0..C3.
 D1, D2  GPU: decoding; few tokens on 32 large experts, and 64 tokens on 8 of 128 small experts each.
 P1, P2  GPU: prefill; 1024 rows on each of 8 large experts, 256 on each of 128 small ones.
+P2-skew GPU: the rows of P2 routed badly: 90 % of them to one expert, the rest shared out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal, get_args
 
 from nibblas.competition.cases import BENCHMARKS, BenchmarkCase
 from nibblas.errors import bad_value
-from nibblas.plan.problem import Activations, OutType, Problem, uniform_shapes
+from nibblas.plan.problem import Activations, OutType, Problem, even_rows, uniform_shapes
 
 Kind = Literal["w4a4", "w4a16-bf16", "w4a16-fp16"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -26,6 +27,27 @@ ACTIVATIONS: dict[Kind, Activations] = {
     "w4a16-fp16": "fp16",
 }
 OUT: dict[Kind, OutType] = {"w4a4": "bf16", "w4a16-bf16": "bf16", "w4a16-fp16": "fp16"}
+PRECISIONS = ("w4a4", "w4a16")
+TOKEN_TYPES = ("bf16", "fp16")
+
+
+def kinds_of(precisions: Iterable[str], token_types: Iterable[str]) -> tuple[Kind, ...]:
+    """The kinds of these precisions, w4a16 once per 16-bit type of tokens; names as in ``KINDS``.
+
+    Raises:
+        ValueError: a precision or a type that there is not.
+    """
+    precisions, token_types = tuple(precisions), tuple(token_types)
+    _check("precision", precisions, PRECISIONS)
+    _check("activations", token_types, TOKEN_TYPES)
+    wanted = {p if p == "w4a4" else f"{p}-{t}" for p in precisions for t in token_types}
+    return tuple(kind for kind in KINDS if kind in wanted)
+
+
+def _check(argument: str, given: Iterable[str], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise bad_value(argument, given=repr(name), wanted=f"one of {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,12 @@ def _of_competition(name: str, case: BenchmarkCase) -> BenchCase:
     return BenchCase(name, case.m, n, k, "cuda")
 
 
+def _skewed(rows: int, experts: int, share: float) -> tuple[int, ...]:
+    """``share`` of the rows on the first expert, the others evenly on the rest."""
+    first = round(share * rows)
+    return (first, *even_rows(rows - first, experts - 1))
+
+
 def _routed(tokens: int, experts: int, per_token: int, seed: int) -> tuple[int, ...]:
     """Rows per expert when every token draws distinct experts."""
     draw = random.Random(seed)
@@ -81,6 +109,7 @@ CASES: tuple[BenchCase, ...] = (
     BenchCase("D2", _routed(64, 128, 8, seed=2), 1536, 2048, "cuda"),
     BenchCase("P1", (1024,) * 8, 4096, 7168, "cuda"),
     BenchCase("P2", (256,) * 128, 1536, 2048, "cuda"),
+    BenchCase("P2-skew", _skewed(256 * 128, 128, 0.9), 1536, 2048, "cuda"),
 )
 
 

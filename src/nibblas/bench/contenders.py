@@ -1,27 +1,34 @@
-"""What is timed: our backends and levels, and PyTorch on weights that were decoded before or not.
+"""What is timed, and the numbers that all of it multiplies.
 
-All contenders compute one product of the same numbers. Each has several sets of weights, equal
-copies at different addresses, so that a call finds its weights in memory and not in a cache.
+All contenders compute one product of the same numbers. Each has several sets of tokens, weights and
+output, equal copies at different addresses, so that a call finds its inputs in memory and not in a
+cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 import nibblas
+from nibblas import env
 from nibblas.backends import registry
+from nibblas.backends.base import Backend
 from nibblas.bench.cases import BenchCase, Kind
+from nibblas.errors import bad_value
 from nibblas.formats import e2m1
 from nibblas.formats.nvfp4 import NVFP4Array
+from nibblas.plan.problem import Problem
+from nibblas.plan.select import Plan
 from nibblas.runtime import cpu_library
 
 DISTRIBUTION = "codes uniform over 16, block scales uniform over bytes 0x28..0x47, tokens normal"
-DECODING_ROUNDS = 3
-MM = "torch mm"
+RIVAL_LIMIT = 0.02
+"""Largest relative error, of Frobenius norms, of a rival: it computes the same product at all."""
 
 _DTYPES = {"w4a4": torch.bfloat16, "w4a16-bf16": torch.bfloat16, "w4a16-fp16": torch.float16}
 _SLOW_BACKENDS = ("reference",)
@@ -32,20 +39,28 @@ class Contender:
     """Something that computes the case's product.
 
     Attributes:
-        call: computes it with one of ``sets`` sets of weights.
-        latest: what the latest call computed, ``(M, N)``.
+        call: computes it with one of ``sets`` sets of inputs.
+        result: what the latest call with a set computed, ``(M, N)``.
         ours: whether its result is held to the error bound.
         level: CPU instruction level to run at; "": whatever is chosen.
         rounds: at most so many are timed; None: as many as asked for.
+        other_maths: how its arithmetic differs from the exact product of the inputs; "": not.
+        error_limit: of a rival, relative, of Frobenius norms.
+        plan: of ours: the planner's choice for the case.
+        config: the configuration that runs, where it is known.
     """
 
     name: str
     call: Callable[[int], object]
     sets: int
-    latest: Callable[[], Tensor]
+    result: Callable[[int], Tensor]
     ours: bool = False
     level: str = ""
     rounds: int | None = None
+    other_maths: str = ""
+    error_limit: float = RIVAL_LIMIT
+    plan: Plan | None = None
+    config: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,15 +75,30 @@ class CaseData:
 
     @property
     def dtype(self) -> torch.dtype:
-        return _DTYPES[self.kind]
+        """Of the output, and of tokens and weights where they are multiplied as 16-bit values."""
+        return dtype_of(self.kind)
 
     @property
-    def weight_bytes(self) -> int:
-        return self.w.codes.nbytes + self.w.scales.nbytes
+    def device(self) -> torch.device:
+        return self.w.device
+
+    @property
+    def problem(self) -> Problem:
+        return self.case.problem(self.kind, self.device.type)
+
+    def tokens(self, dtype: torch.dtype | None = None) -> Tensor:
+        """``(M, K)`` as 16-bit values: exact in ``dtype``'s default, the kind's own type."""
+        dtype = dtype or self.dtype
+        return decode(self.x, dtype) if isinstance(self.x, NVFP4Array) else self.x.to(dtype)
 
     def out(self) -> Tensor:
         rows = sum(self.case.rows)
-        return torch.empty((rows, self.case.n), dtype=self.dtype, device=self.w.device)
+        return torch.empty((rows, self.case.n), dtype=self.dtype, device=self.device)
+
+
+def dtype_of(kind: Kind) -> torch.dtype:
+    """The output's type, in which rivals multiply too."""
+    return _DTYPES[kind]
 
 
 def make_data(case: BenchCase, kind: Kind, device: torch.device, seed: int = 0) -> CaseData:
@@ -87,90 +117,9 @@ def make_data(case: BenchCase, kind: Kind, device: torch.device, seed: int = 0) 
     if kind == "w4a4":
         x = array(rows, case.k)
     else:
-        x = torch.randn(rows, case.k, device=device, generator=generator).to(_DTYPES[kind])
+        x = torch.randn(rows, case.k, device=device, generator=generator).to(dtype_of(kind))
     ends = torch.tensor(case.rows).cumsum(0).to(torch.int32).to(device)
     return CaseData(case, kind, x, array(len(case.rows), case.n, case.k), ends)
-
-
-def contenders(
-    data: CaseData, rotate_bytes: float, *, levels: tuple[str, ...] = ()
-) -> list[Contender]:
-    """Ours first: each backend that takes the case, the CPU backend once per level.
-
-    Args:
-        rotate_bytes: each contender's sets of weights take at least so many bytes together.
-        levels: only these CPU levels; none: all that run here.
-    """
-    return [*_ours(data, rotate_bytes, levels), *_rivals(data, rotate_bytes)]
-
-
-def _ours(data: CaseData, rotate_bytes: float, levels: tuple[str, ...]) -> Iterator[Contender]:
-    device = data.w.device
-    problem = data.case.problem(data.kind, device.type)
-    runs = [
-        (backend.name, level)
-        for backend in registry.all_backends()
-        if backend.name not in _SLOW_BACKENDS and not backend.why_not(problem)
-        for level in (_levels(levels) if backend.name == "cpu" else ("",))
-    ]
-    count = _sets(data.weight_bytes, rotate_bytes)
-    weights = [data.w] + [
-        NVFP4Array(data.w.codes.clone(), data.w.scales.clone()) for _ in range(count - 1)
-    ]
-    for backend, level in runs:
-        out = data.out()
-        name = f"{backend}/{level}" if level else backend
-        call = _our_call(data, weights, out, backend)
-        yield Contender(name, call, count, _always(out), ours=True, level=level)
-
-
-def _our_call(
-    data: CaseData, weights: list[NVFP4Array], out: Tensor, backend: str
-) -> Callable[[int], object]:
-    return lambda i: nibblas.grouped_mm(data.x, weights[i], data.offs, out=out, backend=backend)
-
-
-def _levels(asked: tuple[str, ...]) -> list[str]:
-    library = cpu_library.load()
-    for level in asked:
-        library.choose_level(level)
-    return list(asked or library.levels)
-
-
-def _rivals(data: CaseData, rotate_bytes: float) -> Iterator[Contender]:
-    x = decode(data.x, data.dtype) if isinstance(data.x, NVFP4Array) else data.x
-    decoded = decode(data.w, data.dtype)
-    count = _sets(decoded.nbytes, rotate_bytes)
-    weights = [decoded, *(decoded.clone() for _ in range(count - 1))]
-    groups = _group_slices(data.case)
-
-    def multiply(out: Tensor, w: Tensor) -> None:
-        for g, rows in groups:
-            torch.mm(x[rows], w[g].T, out=out[rows])
-
-    out = data.out()
-    yield Contender(MM, lambda i: multiply(out, weights[i]), count, _always(out))
-    grouped = getattr(torch.nn.functional, "grouped_mm", None)
-    if grouped is not None and data.dtype == torch.bfloat16:
-        latest = [data.out()]  # it has no out=, and a copy would be charged to it
-
-        def call(i: int) -> None:
-            latest[0] = grouped(x, weights[i].transpose(-2, -1), offs=data.offs)
-
-        yield Contender("torch grouped_mm", call, count, lambda: latest[0])
-    last = data.out()
-    sets = [data.w] * _sets(data.weight_bytes, rotate_bytes)
-    yield Contender(
-        "decode + torch mm",
-        lambda i: multiply(last, decode(sets[i], data.dtype)),
-        len(sets),
-        _always(last),
-        rounds=DECODING_ROUNDS,
-    )
-
-
-def _always(out: Tensor) -> Callable[[], Tensor]:
-    return lambda: out
 
 
 def decode(array: NVFP4Array, dtype: torch.dtype) -> Tensor:
@@ -180,15 +129,112 @@ def decode(array: NVFP4Array, dtype: torch.dtype) -> Tensor:
     return values.flatten(-2)
 
 
-def _group_slices(case: BenchCase) -> list[tuple[int, slice]]:
-    slices, begin = [], 0
-    for g, rows in enumerate(case.rows):
-        if rows:
-            slices.append((g, slice(begin, begin + rows)))
-        begin += rows
-    return slices
+def our_contenders(
+    data: CaseData,
+    rotate_bytes: float,
+    *,
+    backends: Sequence[str] = (),
+    levels: Sequence[str] = (),
+) -> tuple[list[Contender], dict[str, list[str]]]:
+    """Each backend that takes the case, the CPU backend once per level; why the others refuse.
+
+    Args:
+        rotate_bytes: each contender's sets of inputs take at least so many bytes together.
+        backends: only these; none: all but ``reference``.
+        levels: only these CPU levels; none: all that run here.
+
+    Raises:
+        ValueError: an unknown backend or level, or none that takes the case, with the reasons.
+    """
+    refused: dict[str, list[str]] = {}
+    runs: list[tuple[Backend, str]] = []
+    for backend in _candidates(backends):
+        reasons = backend.why_not(data.problem)
+        if reasons:
+            refused[backend.name] = reasons
+        else:
+            runs += [(backend, level) for level in _levels(backend, levels)]
+    if not runs:
+        account = "; ".join(f"{name}: {', '.join(why)}" for name, why in refused.items())
+        wanted = f"a backend that takes {data.kind} on {data.device.type} ({account})"
+        raise bad_value("case", given=data.case.name, wanted=wanted)
+    xs, ws = _input_sets(data, rotate_bytes)
+    return [_ours(data, xs, ws, backend, level) for backend, level in runs], refused
 
 
-def _sets(num_bytes: int, rotate_bytes: float) -> int:
+def _candidates(names: Sequence[str]) -> Iterator[Backend]:
+    if names:
+        yield from (registry.get(name) for name in names)
+    else:
+        yield from (b for b in registry.all_backends() if b.name not in _SLOW_BACKENDS)
+
+
+def _levels(backend: Backend, asked: Sequence[str]) -> Sequence[str]:
+    if backend.name != "cpu":
+        return ("",)
+    library = cpu_library.load()
+    for level in asked:
+        library.choose_level(level)
+    return asked or tuple(library.levels)
+
+
+def _input_sets(
+    data: CaseData, rotate_bytes: float
+) -> tuple[list[Tensor | NVFP4Array], list[NVFP4Array]]:
+    token_bytes = _nbytes(data.x) if isinstance(data.x, NVFP4Array) else data.x.nbytes
+    count = sets_for(token_bytes + _nbytes(data.w), rotate_bytes)
+    xs: list[Tensor | NVFP4Array] = [data.x]
+    for _ in range(count - 1):
+        xs.append(_clone(data.x) if isinstance(data.x, NVFP4Array) else data.x.clone())
+    return xs, [data.w, *(_clone(data.w) for _ in range(count - 1))]
+
+
+def _ours(
+    data: CaseData,
+    xs: list[Tensor | NVFP4Array],
+    ws: list[NVFP4Array],
+    backend: Backend,
+    level: str,
+) -> Contender:
+    outs = [data.out() for _ in ws]
+    name = backend.name
+
+    def call(i: int) -> object:
+        return nibblas.grouped_mm(xs[i], ws[i], data.offs, out=outs[i], backend=name)
+
+    shown = f"{name}/{level}" if level else name
+    with at_level(level):
+        plan = backend.plan(data.problem)
+    return Contender(
+        shown,
+        call,
+        len(ws),
+        outs.__getitem__,
+        ours=True,
+        level=level,
+        plan=plan,
+        config=str(plan.config),
+    )
+
+
+def at_level(level: str) -> contextlib.AbstractContextManager[None]:
+    """Inside, the CPU backend runs at that level; "": at the one it would choose."""
+    return env.cpu_level(level) if level else contextlib.nullcontext()
+
+
+def _nbytes(array: NVFP4Array) -> int:
+    return array.codes.nbytes + array.scales.nbytes
+
+
+def _clone(array: NVFP4Array) -> NVFP4Array:
+    return NVFP4Array(array.codes.clone(), array.scales.clone())
+
+
+def sets_for(num_bytes: int, rotate_bytes: float) -> int:
     """Sets that take at least ``rotate_bytes``, and one more, so that a set is cold when met."""
     return 1 + int(rotate_bytes // num_bytes) + (rotate_bytes > 0)
+
+
+def rotating(tensor: Tensor, count: int) -> list[Tensor]:
+    """``count`` equal tensors at different addresses, the first of them ``tensor`` itself."""
+    return [tensor, *(tensor.clone() for _ in range(count - 1))]

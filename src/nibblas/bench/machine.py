@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -11,13 +12,27 @@ from pathlib import Path
 import torch
 
 import nibblas
+from nibblas.bench import humming_rival
 from nibblas.bench.contenders import DISTRIBUTION
 
-_GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,power.limit,temperature.gpu"
+_GPU_STATE = {
+    "driver": "driver_version",
+    "sm_clock_mhz": "clocks.sm",
+    "sm_clock_max_mhz": "clocks.max.sm",
+    "memory_clock_mhz": "clocks.mem",
+    "power_w": "power.draw",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+}
+_RIVAL_PACKAGES = ("triton", humming_rival.PACKAGE)
 
 
-def describe(device: torch.device) -> dict[str, object]:
-    """Machine and its load, versions, commit and input distribution."""
+def describe(device: torch.device, commit_known: str | None = None) -> dict[str, object]:
+    """Machine and its load, versions, commit and input distribution; a GPU as it is now.
+
+    Args:
+        commit_known: of the source tree, where git cannot tell.
+    """
     facts: dict[str, object] = {
         "device": device.type,
         "processor": processor(),
@@ -27,15 +42,47 @@ def describe(device: torch.device) -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "nibblas": nibblas.__version__,
-        "commit": commit(),
+        "commit": commit_known or commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "inputs": DISTRIBUTION,
     }
+    facts |= {name: found for name in _RIVAL_PACKAGES if (found := _version_of(name))}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda
-        facts["gpu_state"] = _output_of("nvidia-smi", f"--query-gpu={_GPU_STATE}", "--format=csv")
+        facts |= gpu_state(device)
     return facts
+
+
+def gpu_state(device: torch.device) -> dict[str, object]:
+    """Driver, clocks, power and temperature, as nvidia-smi says; empty where it says nothing."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    found = _output_of(
+        "nvidia-smi",
+        f"--id={index if uuid is None else f'GPU-{uuid}'}",
+        f"--query-gpu={','.join(_GPU_STATE.values())}",
+        "--format=csv,noheader,nounits",
+    )
+    fields = [] if found is None else [field.strip() for field in found.split(",")]
+    if len(fields) != len(_GPU_STATE):
+        return {}
+    return {name: _number(text) for name, text in zip(_GPU_STATE, fields, strict=True)}
+
+
+def _number(text: str) -> float | str:
+    """A driver's version has two dots, and what a board does not measure is "[N/A]"."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def processor() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,10 +19,17 @@ class Line:
     """The times of one contender in one case.
 
     Attributes:
+        config: the configuration that ran, where it is known.
+        other_maths: how its arithmetic differs from the exact product of the inputs; "": not.
         median_us, p10_us, p90_us: of microseconds per call, over ``rounds``.
-        weight_sets: over which its calls rotated.
-        ratio_to_mm: to PyTorch's mm on weights decoded before, of the same run.
+        sets: of inputs and output, over which its calls rotated.
+        host_us: what an eager call costs the host; None on a CPU, where it is in the time.
+        relative_error: of the results against float64, of Frobenius norms.
+        error_of_bound: the largest share of the error bound that an element used; None: a rival.
+        ratio_to_best_rival: to the fastest one of the run with the same maths; None: there is none.
         floor_us, floor_bound, ratio_to_floor: the roofline and what bounds it; None: not modelled.
+        predicted_us, predicted_bound: the planner's estimate, which is no measurement; None: a
+            rival's.
         machine: what ``machine.describe`` says.
     """
 
@@ -30,33 +38,68 @@ class Line:
     shape: str
     contender: str
     ours: bool
+    config: str
+    other_maths: str
     median_us: float
     p10_us: float
     p90_us: float
     rounds: int
-    weight_sets: int
-    ratio_to_mm: float
+    sets: int
+    host_us: float | None
+    relative_error: float
+    error_of_bound: float | None
+    ratio_to_best_rival: float | None
     floor_us: float | None
     floor_bound: str | None
     ratio_to_floor: float | None
+    predicted_us: float | None
+    predicted_bound: str | None
     machine: dict[str, object]
 
     def to_json(self) -> str:
         """One line without its end; figures with four significant digits."""
-        fields = asdict(self)
-        machine = fields.pop("machine")
-        rounded = {name: _rounded(value) for name, value in fields.items()}
-        return json.dumps({**rounded, **machine})
+        return _json(asdict(self))
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why a contender has no times in a case.
+
+    Attributes:
+        fault: ours failed, or a result was wrong; else a rival that is not here or does not run.
+    """
+
+    case: str
+    kind: str
+    contender: str
+    absent: str
+    fault: bool
+    machine: dict[str, object]
+
+    def to_json(self) -> str:
+        """One line without its end; it has no ``median_us``."""
+        return _json(asdict(self))
+
+
+Result = Line | Absence
+
+
+def _json(fields: dict[str, Any]) -> str:
+    machine = fields.pop("machine")
+    rounded = {name: _rounded(value) for name, value in fields.items()}
+    return json.dumps({**rounded, **machine})
 
 
 def _rounded(value: Any) -> Any:
-    return float(f"{value:.{_SIGNIFICANT}g}") if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{_SIGNIFICANT}g}") if math.isfinite(value) else None
 
 
-def append_lines(path: Path, lines: Iterable[Line]) -> None:
-    """Adds the lines to a file of JSON lines."""
+def append_lines(path: Path, results: Iterable[Result]) -> None:
+    """Adds the results to a file of JSON lines."""
     with path.open("a") as file:
-        file.write("".join(f"{line.to_json()}\n" for line in lines))
+        file.write("".join(f"{result.to_json()}\n" for result in results))
 
 
 def plot(path: Path, lines: Sequence[Line]) -> None:
