@@ -88,6 +88,13 @@ def sm100_preset(name: str) -> Iterator[None]:
         _sm100_preset.reset(token)
 
 
+def of_a_child(**more: str) -> dict[str, str]:
+    """A child process's environment: this one's without a forced choice, and ``more``."""
+    forcing = {os.fsdecode(key) for key in _FORCING_KEYS}
+    kept = {name: value for name, value in os.environ.items() if name not in forcing}
+    return kept | more
+
+
 def cache_dir() -> Path | None:
     """The folder from NIBBLAS_CACHE_DIR; None when unset or empty."""
     folder = os.environ.get(CACHE_DIR_VARIABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from nibblas.runtime.kernel import (
     compute_capability,
     current_queue,
     load_kernel,
+    loaded_kernels,
     log_to_stderr,
 )
 from nibblas.runtime.recording import RecordingDriver
@@ -43,6 +45,17 @@ def test_loading_happens_once_per_device(recorder: RecordingDriver) -> None:
     ]
     assert recorder.events[0].arguments["device"] == 0
     assert recorder.events[3].arguments["device"] == 1
+
+
+def test_what_is_loaded_is_known_with_its_digest(recorder: RecordingDriver) -> None:
+    assert loaded_kernels() == ()
+    kernels = tuple(load_kernel(0, ScaleConfig(factor=factor)) for factor in (3, 4))
+    assert loaded_kernels() == kernels
+    images = [event.arguments["image"] for event in recorder.events if event.call == "load"]
+    digests = [hashlib.sha256(image).hexdigest() for image in images]
+    assert [kernel.image_digest for kernel in kernels] == digests
+    with use_driver(RecordingDriver()):
+        assert loaded_kernels() == ()
 
 
 def test_configurations_are_kernels_of_their_own(recorder: RecordingDriver) -> None:

@@ -43,7 +43,7 @@ from nibblas.competition import (
 )
 from nibblas.competition.harness import Content
 from nibblas.competition.harness import Progress as Report
-from nibblas.plan.problem import GroupShape, Problem
+from nibblas.competition.solution import problem_of
 
 CPU_INPUTS = 2
 """Inputs per case on a CPU: the exact results of C0 alone take seconds per input."""
@@ -123,16 +123,7 @@ def competition(
 
 def _chosen(case: Case, device: torch.device, backend: str | None) -> str:
     """Backend and configuration that run the case, as the table shows them."""
-    problem = Problem(
-        shapes=tuple(GroupShape(*sizes) for sizes in case.sizes),
-        activations="nvfp4",
-        out="fp16",
-        device=device.type,
-        form="list",
-        x_scale_layout="blocked",
-        w_scale_layout="blocked",
-    )
-    plan = explain_problem(problem, backend).plan
+    plan = explain_problem(problem_of(case, device), backend).plan
     return f"{plan.backend} ({plan.config})"
 
 

@@ -91,8 +91,13 @@ def progress(description: str) -> Progress:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object on stdout; infinities and NaN, which JSON lacks, become null."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    """One JSON object on stdout."""
+    print(json_text(value))
+
+
+def json_text(value: dict[str, Any]) -> str:
+    """One JSON object; infinities and NaN, which JSON lacks, become null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from nibblas.api import grouped_mm_list
+from nibblas.competition.cases import Case
 from nibblas.competition.task import TaskData, checked_groups
 from nibblas.formats.nvfp4 import NVFP4Array
+from nibblas.plan.problem import GroupShape, Problem
 
 
 def custom_kernel(data: TaskData, *, backend: str | None = None) -> list[Tensor]:
@@ -39,3 +41,17 @@ def custom_kernel(data: TaskData, *, backend: str | None = None) -> list[Tensor]
             backend=backend,
         )
     return [group.c for group in groups]
+
+
+def problem_of(case: Case, device: torch.device) -> Problem:
+    """What the planner sees of ``custom_kernel`` on a case's data."""
+    return Problem(
+        shapes=tuple(GroupShape(*sizes) for sizes in case.sizes),
+        activations="nvfp4",
+        out="fp16",
+        device=device.type,
+        device_index=device.index or 0,
+        form="list",
+        x_scale_layout="blocked",
+        w_scale_layout="blocked",
+    )

@@ -7,6 +7,7 @@ path.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ __all__ = [
     "compute_capability",
     "current_queue",
     "load_kernel",
+    "loaded_kernels",
     "log_to_stderr",
 ]
 
@@ -40,6 +42,8 @@ class LoadedKernel:
 
     Attributes:
         config: the configuration. source: the text it was made from. device: device ordinal.
+        function: the driver's handle, as its launches name it.
+        image_digest: SHA-256, in hex, of what was loaded: a cubin, or PTX on the emulator.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class LoadedKernel:
         image: bytes,
     ) -> None:
         self.config, self.source, self.device = config, source, device
+        self.image_digest = hashlib.sha256(image).hexdigest()
         self._driver = driver
         module = driver.load(device, image)
         sizes = config.exported_sizes()
@@ -59,9 +64,9 @@ class LoadedKernel:
         self._parameter_bytes = sizes.get(PARAMETER_BYTES)
         self._entry = config.entry
         self._shared_bytes = config.shared_bytes
-        self._function = driver.function(module, config.entry)
+        self.function = driver.function(module, config.entry)
         if self._shared_bytes:
-            driver.set_shared_memory(self._function, self._shared_bytes)
+            driver.set_shared_memory(self.function, self._shared_bytes)
         self._resident: dict[tuple[int, int], int] = {}
 
     def launch(
@@ -139,7 +144,7 @@ class LoadedKernel:
                 f"want {self._parameter_bytes}"
             )
         return LaunchSpec(
-            self._function,
+            self.function,
             self._entry,
             self.device,
             (grid, 1, 1) if isinstance(grid, int) else grid,
@@ -183,6 +188,11 @@ def load_kernel(
         kernel = LoadedKernel(driver, device, config=config, source=source, image=image)
         kernels[key] = kernel
     return kernel
+
+
+def loaded_kernels() -> tuple[LoadedKernel, ...]:
+    """Those that the driver in use has loaded, in the order in which it did."""
+    return tuple(_loaded.get(current_driver(), {}).values())
 
 
 def _ptx(source: KernelSource) -> bytes:
