@@ -114,7 +114,6 @@ def humming(monkeypatch):
         name: types.ModuleType(f"humming{name}")
         for name in ("", ".kernel", ".kernel.humming", ".ops", ".schema", ".transform", ".tune")
     }
-    modules |= {name: types.ModuleType(f"humming{name}") for name in (".utils", ".utils.cpu")}
     for module in modules.values():
         module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -168,7 +167,6 @@ def humming(monkeypatch):
         ".schema": {"HummingWeightSchema": schema},
         ".transform": {"prepare_layer_config": Layer, "transform_humming_tensors": transform},
         ".tune": {"get_heuristics_config": heuristics},
-        ".utils.cpu": {"get_parallel_build_workers": lambda: 2},
     }
     for module, contents in names.items():
         for name, value in contents.items():
@@ -222,6 +220,15 @@ def test_everything_is_compiled_ahead_once_and_failures_wait_for_their_case(humm
     humming.compiled.clear()
     humming_rival.compile_ahead([(CASE, "w4a16-fp16")], search=False)
     assert len(humming.compiled) == 1
+
+
+def test_a_humming_that_does_not_work_stops_nothing_ahead(humming, monkeypatch):
+    def broken(*arguments, **options):
+        raise AssertionError("no such device")
+
+    monkeypatch.setattr(sys.modules["humming.tune"], "get_heuristics_config", broken)
+    humming_rival.compile_ahead([(CASE, "w4a16-fp16")], search=True)
+    assert humming.compiled == []
 
 
 def test_every_gpu_case_has_tuned_configurations_that_fit_it():

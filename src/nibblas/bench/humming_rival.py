@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -99,7 +100,7 @@ def tuned(data: CaseData, rotate_bytes: float) -> Contender:
 
 
 def compile_ahead(work: Iterable[tuple[BenchCase, Kind]], *, search: bool) -> None:
-    """Compiles every kernel of the work at once, on as many threads as the library would take.
+    """Compiles every kernel of the work at once, as many side by side as there are CPUs.
 
     Each takes some seconds of a compiler. What fails here fails again, with its reason, in its
     case.
@@ -107,19 +108,18 @@ def compile_ahead(work: Iterable[tuple[BenchCase, Kind]], *, search: bool) -> No
     Args:
         search: those of ``TUNED`` too.
     """
-    if why_missing() is not None:
+    keys = [(case, dtype_of(kind)) for case, kind in work]
+    if not keys or why_missing() is not None:
         return
-    with ThreadPoolExecutor(_workers()) as pool:
-        jobs = [
-            pool.submit(_kernel, case, dtype_of(kind), tuning)
-            for case, kind in work
-            for tuning in [
-                _heuristic_tuning(case, dtype_of(kind)),
-                *(TUNED.get(case.name, ()) if search else ()),
-            ]
-        ]
-    for job in jobs:
-        job.exception()
+    try:  # on this thread first: what it imports and asks of the device has then been done once
+        _heuristic_tuning(*keys[0])
+    except Exception:  # noqa: BLE001  a rival may raise anything
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for case, dtype in keys:
+            pool.submit(_heuristic_kernel, case, dtype)
+            for tuning in TUNED.get(case.name, ()) if search else ():
+                pool.submit(_kernel, case, dtype, tuning)
 
 
 def why_missing() -> str | None:
@@ -214,6 +214,10 @@ def _kernel(case: BenchCase, dtype: torch.dtype, tuning: Tuning) -> None:
     HummingKernel.prepare_kernels(_layer(case, dtype).to_str(), COMPUTE, _text(tuning))
 
 
+def _heuristic_kernel(case: BenchCase, dtype: torch.dtype) -> None:
+    _kernel(case, dtype, _heuristic_tuning(case, dtype))
+
+
 def _repacked(layer: Any, data: CaseData) -> tuple[Tensor, Tensor]:
     from humming.transform import transform_humming_tensors
 
@@ -235,10 +239,3 @@ def _shown(tuning: Tuning) -> str:
     stream_k = ", stream-K" if tuning.get("use_stream_k", True) else ""
     ctas = tuning.get("num_ctas_per_sm", 1)
     return f"{tuning['mma_type']} {tile}, {tuning['num_stages']} stages, {ctas} CTA/SM{stream_k}"
-
-
-def _workers() -> int:
-    from humming.utils.cpu import get_parallel_build_workers
-
-    workers: int = get_parallel_build_workers()
-    return workers

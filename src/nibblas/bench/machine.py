@@ -58,16 +58,17 @@ def gpu_state(device: torch.device) -> dict[str, object]:
     """Driver, clocks, power and temperature, as nvidia-smi says; empty where it says nothing."""
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    found = _output_of(
-        "nvidia-smi",
-        f"--id={index if uuid is None else f'GPU-{uuid}'}",
-        f"--query-gpu={','.join(_GPU_STATE.values())}",
-        "--format=csv,noheader,nounits",
-    )
-    fields = [] if found is None else [field.strip() for field in found.split(",")]
-    if len(fields) != len(_GPU_STATE):
-        return {}
-    return {name: _number(text) for name, text in zip(_GPU_STATE, fields, strict=True)}
+    for name in (f"GPU-{uuid}", str(index)):
+        said = _output_of(
+            "nvidia-smi",
+            f"--id={name}",
+            f"--query-gpu={','.join(_GPU_STATE.values())}",
+            "--format=csv,noheader,nounits",
+        )
+        fields = [field.strip() for field in (said or "").split(",")]
+        if len(fields) == len(_GPU_STATE):
+            return {key: _number(text) for key, text in zip(_GPU_STATE, fields, strict=True)}
+    return {}
 
 
 def _number(text: str) -> float | str:
