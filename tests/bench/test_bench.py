@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import nibblas
 from nibblas.bench import cases_named, floors, machine, report, runner, torch_rivals
 from nibblas.bench.cases import CASES, KINDS, BenchCase, kinds_of
-from nibblas.bench.contenders import Contender, make_data
+from nibblas.bench.contenders import CaseData, Contender, make_data
 from nibblas.bench.floors import cpu_arch, floor_of
 from nibblas.bench.report import Absence, Line
 from nibblas.bench.runner import Settings, run_case
@@ -268,6 +269,42 @@ def test_a_gpu_case_without_a_gpu_is_refused_by_name(monkeypatch):
     (case,) = cases_named(["S4"], "cuda")
     with pytest.raises(ValueError, match="device: got no CUDA device, for which S4 is made"):
         run_case(case, "w4a4")
+
+
+def test_on_a_gpu_lines_have_its_floor_and_host_costs_and_every_set_is_checked(monkeypatch):
+    """The GPU's way through a case, with tensors of the CPU and a canned clock."""
+    gpu_type, made = torch.device("cuda"), make_data
+
+    def ours(data, rotate_bytes, **choice):
+        mm = torch_rivals.mm(data, 40_000.0)
+        return [Contender("ours", mm.call, mm.sets, mm.result, ours=True)], {}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(machine, "gpu_state", lambda device: {"driver": "580.1"})
+    monkeypatch.setattr(CaseData, "device", gpu_type)
+    monkeypatch.setattr(runner, "make_data", lambda case, kind, device: made(case, kind, CPU))
+    monkeypatch.setattr(runner, "our_contenders", ours)
+    called: dict[str, set[int]] = {"ours": set(), "torch mm": set()}
+
+    def all_sets(contender: Contender):
+        for i in range(contender.sets):
+            contender.call(i)
+            called[contender.name].add(i)
+        return lambda i: 1e-4
+
+    case = dataclasses.replace(SMALL, device="cuda")
+    settings = Settings(rounds=2, rotate_bytes=40_000.0, rivals=("mm", "humming"))
+    monkeypatch.setattr(runner, "_called", lambda entry, rounds: entry.sets)
+    found = {result.contender: result for result in run_case(case, "w4a16-fp16", settings,
+                                                             turn=all_sets)}  # fmt: skip
+    line = found["ours"]
+    assert isinstance(line, Line) and len(called["ours"]) == line.sets > 1
+    assert line.host_us > 0 and line.ratio_to_best_rival == 1 and line.machine["driver"] == "580.1"
+    num_bytes = 2 * 32 * 64 * 9 // 16 + 8 * 64 * 2 + 8 * 32 * 2
+    assert line.floor_us == pytest.approx(num_bytes / 4.29e12 * 1e6)
+    assert "humming-kernels" in found["humming"].absent
 
 
 def test_tokens_in_their_own_type_are_exact():

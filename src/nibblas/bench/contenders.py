@@ -93,7 +93,7 @@ class CaseData:
 
     def out(self) -> Tensor:
         rows = sum(self.case.rows)
-        return torch.empty((rows, self.case.n), dtype=self.dtype, device=self.device)
+        return torch.empty((rows, self.case.n), dtype=self.dtype, device=self.w.device)
 
 
 def dtype_of(kind: Kind) -> torch.dtype:
