@@ -28,7 +28,7 @@ LAYERS = (
     "api",
     "adapters",
 )
-SIDE_ROOMS = frozenset({"bench", "competition", "check", "cli", "emulator"})
+SIDE_ROOMS = frozenset({"bench", "competition", "check", "cli", "emulator", "selftest"})
 ROOMS = frozenset(LAYERS) | SIDE_ROOMS
 PACKAGE_ROOT = "__init__"
 BY_NAME = {"backends/registry.py": "emulator"}

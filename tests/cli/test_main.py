@@ -16,7 +16,17 @@ from nibblas.cli.report import Debug, command, duration, one_line
 from nibblas.errors import UnsupportedProblemError
 
 RUNNER = CliRunner()
-COMMANDS = ["info", "explain", "check", "competition", "quantize", "inspect", "verify", "bench"]
+COMMANDS = [
+    "info",
+    "explain",
+    "check",
+    "competition",
+    "quantize",
+    "inspect",
+    "verify",
+    "bench",
+    "selftest",
+]
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ from nibblas.cli import (
     info,
     inspect,
     quantize,
+    selftest,
     verify,
 )
 
@@ -58,6 +59,7 @@ for _command in (
     inspect.inspect,
     verify.verify,
     bench.bench,
+    selftest.selftest,
 ):
     app.command()(_command)
 
