@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 
 from nibblas.plan.portable import PortableConfig, config_for
@@ -37,8 +38,8 @@ class Code:
         for line in text.splitlines():
             if label := _LABEL.match(line):
                 labels[label[1]] = len(self.text)
-            elif instruction := _INSTRUCTION.match(line):
-                self.text.append(instruction[1])
+            elif found := _INSTRUCTION.match(line):
+                self.text.append(found[1])
         self.next: list[list[int]] = []
         self.loops: list[tuple[int, int]] = []
         for at, instruction in enumerate(self.text):
@@ -61,7 +62,7 @@ class Code:
         head, end = loop
         stops = [at for at in range(head, end) if re.search(through, self.text[at])]
         places = [head, *stops, end]
-        steps = [self._steps(a, b, loop) for a, b in zip(places, places[1:], strict=False)]
+        steps = [self._steps(a, b, loop) for a, b in pairwise(places)]
         return None if None in steps else 1 + sum(map(int, filter(None, steps)))
 
     def _steps(self, begin: int, goal: int, loop: tuple[int, int]) -> int | None:
@@ -88,12 +89,12 @@ def disassembled(config: PortableConfig) -> Code:
         file.write(compiled.cubin)
         file.flush()
         found = subprocess.run(
-            [_nvdisasm(), "-c", file.name], capture_output=True, text=True, check=True
+            [nvdisasm(), "-c", file.name], capture_output=True, text=True, check=True
         )
     return Code(found.stdout)
 
 
-def _nvdisasm() -> str:
+def nvdisasm() -> str:
     for folder in map(Path, sys.path):
         found = next(folder.glob("nvidia/*/bin/nvdisasm"), None)
         if found:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from nibblas.backends.selection import explain_problem
+from nibblas import env
+from nibblas.backends import registry
+from nibblas.backends.selection import Explanation, explain_problem
+from nibblas.cli.explain_plot import plot as draw
 from nibblas.cli.report import Debug, Json, command, duration, print_json
 from nibblas.errors import bad_value
-from nibblas.plan.arch import gpu
+from nibblas.plan.arch import GpuArch, gpu, planning_for
 from nibblas.plan.cost import roofline
 from nibblas.plan.problem import GroupShape, Problem
+from nibblas.plan.select import Plan
+from nibblas.plan.sm100 import PRESETS
+from nibblas.runtime.driver import use_driver
+from nibblas.runtime.recording import RecordingDriver
 
 _PRECISIONS = ("w4a4", "w4a16")
 _FORMS = ("packed", "masked", "list")
@@ -42,10 +52,16 @@ def explain(
     epilogue: Annotated[
         str, typer.Option(help="What applies of alpha,row_scale,bias; a comma-separated list.")
     ] = "",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda. [default: cpu; cuda with --arch]")
+    ] = None,
     backend: Annotated[str | None, typer.Option(help="Ask about this backend only.")] = None,
     arch: Annotated[
-        str | None, typer.Option(help="Add the least time on this GPU: h200, b200.")
+        str | None,
+        typer.Option(help="Plan for this GPU, which need not be here: b200, sm_100, h100, ..."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --arch: draw the schedule and the roofline.")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -58,10 +74,16 @@ def explain(
     Examples:
       nibblas explain --groups 8 --m 128 --n 4096 --k 7168
       nibblas explain --m 80,176,128,72 --n 4096 --k 7168 --precision w4a16
-      nibblas explain --m 96,128 --n 128,256 --k 256,512 --out-dtype fp16 --arch b200
+      nibblas explain --m 96,128 --n 128,256 --k 256,512 --out-dtype fp16 --arch sm_100
+      nibblas explain --groups 8 --m 128 --n 4096 --k 7168 --arch b200 --plot schedule.png
 
     Exit codes: 0 explained; 2 no backend can take the problem, or bad usage.
     """
+    machine = None if arch is None else gpu(arch)
+    if machine is None and plot is not None:
+        raise bad_value("plot", given=repr(str(plot)), wanted="a GPU to plan for: --arch")
+    if machine is not None and device == "cpu":
+        raise bad_value("device", given="'cpu'", wanted="'cuda': --arch names a GPU")
     problem = describe(
         sizes={"m": m, "n": n, "k": k},
         groups=groups,
@@ -69,20 +91,68 @@ def explain(
         activations=activations,
         out=_one_of("out-dtype", out_dtype, _OUTS),
         form=form,
-        device=_one_of("device", device, _DEVICES),
+        device=_one_of("device", device or ("cuda" if arch else "cpu"), _DEVICES),
         x_scale_layout=_one_of("x-scales", x_scales, _LAYOUTS),
         w_scale_layout=_one_of("w-scales", w_scales, _LAYOUTS),
         epilogue=_epilogue(epilogue),
     )
-    explanation = explain_problem(problem, backend)
-    least = None if arch is None else roofline(problem, gpu(arch))
-    if as_json:
-        limit = None if least is None else {"seconds": least.seconds, "bound": least.bound}
-        print_json({**explanation.to_dict(), "roofline": limit})
+    if machine is None:
+        explanation = explain_problem(problem, backend)
+        print_json(_json(explanation, None, [])) if as_json else print(explanation)
         return
+    with as_if_on(machine):
+        explanation = explain_problem(problem, backend)
+        presets = preset_plans(problem)
+    if plot is not None:
+        draw(plot, problem, explanation.plan, machine)
+    if as_json:
+        print_json(_json(explanation, machine, presets))
+        return
+    print(f"arch       {machine.name}, {machine.target}, {machine.sms} multiprocessors")
     print(explanation)
-    if least is not None:
-        print(f"roofline   {arch}: at least {duration(least.seconds * 1e6)}, {least.bound}-bound")
+    for plan in presets:
+        seconds = duration(plan.estimate.seconds * 1e6)
+        print(f"preset     {plan.config}: {seconds}, bound by {plan.estimate.bound}")
+    least = roofline(problem, machine)
+    print(f"roofline   at least {duration(least.seconds * 1e6)}, {least.bound}-bound")
+
+
+@contextmanager
+def as_if_on(machine: GpuArch) -> Iterator[None]:
+    """Lets backends plan for a GPU that is not here, by a driver that only records."""
+    driver = RecordingDriver(machine.compute_capability, machine.sms)
+    with use_driver(driver), planning_for(machine):
+        yield
+
+
+def preset_plans(problem: Problem) -> list[Plan]:
+    """What the sm100 backend would run with each of its presets; none where it refuses."""
+    backend = registry.get("sm100")
+    if backend.why_not(problem):
+        return []
+    plans = []
+    for preset in PRESETS:
+        with env.sm100_preset(preset):
+            plans.append(backend.plan(problem))
+    return plans
+
+
+def _json(explanation: Explanation, machine: GpuArch | None, presets: list[Plan]) -> dict[str, Any]:
+    least = None if machine is None else roofline(explanation.problem, machine)
+    return {
+        **explanation.to_dict(),
+        "arch": None if machine is None else machine.name,
+        "presets": [
+            {
+                "config": str(plan.config),
+                "predicted_seconds": plan.estimate.seconds,
+                "bound": plan.estimate.bound,
+                "terms_seconds": plan.estimate.terms,
+            }
+            for plan in presets
+        ],
+        "roofline": None if least is None else {"seconds": least.seconds, "bound": least.bound},
+    }
 
 
 _MOST_GROUPS = 1 << 20

@@ -13,7 +13,7 @@ machine's. docs/model.md has the derivation, the calibration and what is not mod
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ ISSUE_PER_CYCLE = 0.68
 """Instructions per cycle and scheduler of a loop that decodes and multiplies, five warps each.
 Measured on an H200 with the portable kernel (lab/portable, version 11)."""
 
+_WEIGHT_BYTES = 9 / 16  # of a value: a code, and a sixteenth of a scale
 _WGMMA_ROWS, _WGMMA_K, _WGMMA_FLOOR_CYCLES = 64, 16, 19
 
 
@@ -75,6 +76,21 @@ class Prediction:
         return self.fixed_us + self.loop_us + self.between_us
 
 
+@dataclass(frozen=True)
+class Timeline:
+    """The main loop, worker by worker.
+
+    Attributes:
+        items: whose; of groups that have outputs, numbered as in the problem.
+        item_us: microseconds of each item, (phases, workers), as if DRAM were no bound.
+        phase_us: of each phase, DRAM included.
+    """
+
+    items: Items
+    item_us: Array
+    phase_us: Array
+
+
 def predict(problem: Problem, machine: Machine, schedule: KernelSchedule) -> Prediction:
     """Time of one launch of a kernel that computes the whole problem."""
     shapes = [s for s in problem.shapes if s.m and s.n]
@@ -82,13 +98,15 @@ def predict(problem: Problem, machine: Machine, schedule: KernelSchedule) -> Pre
         return Prediction(_fixed_us(machine, schedule, 1), {}, 0.0, 0.0, "fixed")
     num_bytes = problem.work().total_bytes
     rate = dram_bytes_per_us(machine, num_bytes)
-    if schedule.order == "even" or num_items(shapes, schedule) > MAX_PHASES * schedule.workers:
+    if not _has_phases(shapes, schedule):
         loop, slowest, count = _one_phase(problem, shapes, machine, schedule)
         loop["memory"] = np.array([num_bytes / rate])
     else:
         items = items_of(shapes, schedule)
         count = items.phases
-        loop, slowest = _phases(problem, shapes, items, machine, schedule)
+        turns_us, item_us = _item_us(problem, shapes, items, machine, schedule)
+        slowest = item_us.max(axis=1)
+        loop = _of_slowest(turns_us, item_us)
         loop["memory"] = new_bytes(problem, shapes, items, schedule) / rate
     phase_us = np.maximum(slowest, loop["memory"])
     fixed = _fixed_us(machine, schedule, count)
@@ -102,6 +120,26 @@ def predict(problem: Problem, machine: Machine, schedule: KernelSchedule) -> Pre
     )
 
 
+def timeline(problem: Problem, machine: Machine, schedule: KernelSchedule) -> Timeline | None:
+    """When which item is computed; None where phases are not told apart."""
+    numbers = [g for g, s in enumerate(problem.shapes) if s.m and s.n]
+    shapes = [problem.shapes[g] for g in numbers]
+    if not shapes or not _has_phases(shapes, schedule):
+        return None
+    items = items_of(shapes, schedule)
+    _, item_us = _item_us(problem, shapes, items, machine, schedule)
+    rate = dram_bytes_per_us(machine, problem.work().total_bytes)
+    memory_us = new_bytes(problem, shapes, items, schedule) / rate
+    group = np.where(items.group >= 0, np.array(numbers)[items.group], -1)
+    named = replace(items, group=group)
+    return Timeline(named, item_us, np.maximum(item_us.max(axis=1), memory_us))
+
+
+def _has_phases(shapes: list[GroupShape], schedule: KernelSchedule) -> bool:
+    most = MAX_PHASES * schedule.workers
+    return schedule.order != "even" and num_items(shapes, schedule) <= most
+
+
 def turn_us(
     problem: Problem, machine: Machine, schedule: KernelSchedule, tokens: Array
 ) -> dict[str, Array]:
@@ -109,9 +147,7 @@ def turn_us(
     cycles_per_us = machine.clock_ghz * 1e3
     together = min(schedule.ctas_per_sm, -(-schedule.ctas // machine.sms))
     padded = np.ceil(tokens / schedule.token_step) * schedule.token_step
-    landing = padded / 2 if schedule.pair else padded
-    token_bytes = 9 / 16 if problem.activations == "nvfp4" else 2
-    num_bytes = (schedule.tile_rows * 9 / 16 + landing * token_bytes) * schedule.block_k
+    num_bytes = turn_bytes(problem, schedule, padded)
     cycles = {
         "ingest": together * num_bytes / machine.ingest_bytes_per_cycle,
         "tensor": together * mma_cycles(machine, schedule, padded),
@@ -123,6 +159,14 @@ def turn_us(
     terms["latency"] = latency_us(machine, num_bytes) / schedule.stages
     terms["turn"] = np.full_like(num_bytes, machine.turn_us or 0.0)
     return terms
+
+
+def turn_bytes(problem: Problem, schedule: KernelSchedule, tokens: Array) -> Array:
+    """Codes, scales and values that one CTA takes in for a turn with so many tokens."""
+    landing = tokens / 2 if schedule.pair else tokens
+    per_value = _token_bytes_per_value(problem)
+    num_bytes: Array = (schedule.tile_rows * _WEIGHT_BYTES + landing * per_value) * schedule.block_k
+    return num_bytes
 
 
 def mma_cycles(machine: Machine, schedule: KernelSchedule, tokens: Array) -> Array:
@@ -172,15 +216,18 @@ def new_bytes(
     group, exists = items.group, items.group >= 0
     rows = np.minimum(n[group] - items.unit * schedule.unit_rows, schedule.unit_rows)
     tokens = _item_tokens(m, items, schedule)
-    token_bytes = 9 / 16 if problem.activations == "nvfp4" else 2
     out = np.where(exists, rows * tokens * OUT_BYTES[problem.out], 0)
     units, tiles = row_units(shapes, schedule), token_tiles(shapes, schedule)
     weights_of = (units.cumsum() - units)[group] + items.unit
     tokens_of = (tiles.cumsum() - tiles)[group] + items.tile
-    weights = _first_met(weights_of, exists) * rows * k[group] * 9 / 16
-    x = _first_met(tokens_of, exists) * tokens * k[group] * token_bytes
+    weights = _first_met(weights_of, exists) * rows * k[group] * _WEIGHT_BYTES
+    x = _first_met(tokens_of, exists) * tokens * k[group] * _token_bytes_per_value(problem)
     total: Array = (out + weights + x).sum(axis=1)
     return total
+
+
+def _token_bytes_per_value(problem: Problem) -> float:
+    return _WEIGHT_BYTES if problem.activations == "nvfp4" else 2.0
 
 
 def _first_met(names: NDArray[np.int64], exists: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -197,25 +244,25 @@ def _item_tokens(m: NDArray[np.int64], items: Items, schedule: KernelSchedule) -
     return tokens
 
 
-def _phases(
+def _item_us(
     problem: Problem,
     shapes: list[GroupShape],
     items: Items,
     machine: Machine,
     schedule: KernelSchedule,
 ) -> tuple[dict[str, Array], Array]:
-    """Terms of each phase's slowest worker, and the longest of them."""
+    """Each item's terms over all its turns, and its longest one; 0 where there is no item."""
     m, _, k = (np.array(values) for values in zip(*shapes, strict=True))
     terms = turn_us(problem, machine, schedule, _item_tokens(m, items, schedule))
     turns = np.where(items.group >= 0, -(-k[items.group] // schedule.block_k), 0)
-    item_us = turns * np.maximum.reduce(list(terms.values()))
+    turns_us = {name: turns * np.where(turns > 0, us, 0.0) for name, us in terms.items()}
+    return turns_us, np.maximum.reduce(list(turns_us.values()))
+
+
+def _of_slowest(terms: dict[str, Array], item_us: Array) -> dict[str, Array]:
+    """Every phase's terms, of its slowest worker."""
     slowest = item_us.argmax(axis=1)[:, None]
-
-    def of_slowest(values: Array) -> Array:
-        return np.take_along_axis(values, slowest, axis=1)[:, 0]
-
-    loop = {name: of_slowest(turns * us) for name, us in terms.items()}
-    return loop, of_slowest(item_us)
+    return {name: np.take_along_axis(us, slowest, axis=1)[:, 0] for name, us in terms.items()}
 
 
 def _one_phase(
@@ -232,12 +279,14 @@ def _one_phase(
     rounds = max(1, math.ceil(a_worker))
     # Shares cut evenly end together, but none is shorter than an item; whole items are rounded up.
     share = count / schedule.workers * (1.0 if even else rounds / a_worker)
-    terms = turn_us(problem, machine, schedule, tokens)
-    turns = -(-k // schedule.block_k)
+    turns = np.where(count > 0, -(-k // schedule.block_k), 0)
+    terms = {
+        name: np.where(turns > 0, us, 0.0)
+        for name, us in turn_us(problem, machine, schedule, tokens).items()
+    }
     item_us = turns * np.maximum.reduce(list(terms.values()))
-    least = np.where(count > 0, item_us, 0).max()
     loop = {name: np.array([(share * turns * us).sum()]) for name, us in terms.items()}
-    return loop, np.array([max(float((share * item_us).sum()), float(least))]), rounds
+    return loop, np.array([max((share * item_us).sum(), item_us.max())]), rounds
 
 
 def _fixed_us(machine: Machine, schedule: KernelSchedule, waves: int) -> dict[str, float]:

@@ -136,10 +136,15 @@ class PortableConfig:
         """The ring: its stages, and two barriers of 8 bytes for each."""
         return round_up(self.stages * (self.stage_bytes + 16), 1024)
 
-    def schedule(self, sms: int) -> KernelSchedule:
-        """What the cost model takes the kernel for on a device with so many multiprocessors."""
+    @property
+    def instructions(self) -> Instructions:
+        """Of a CTA in a turn of its loops."""
         fixed = self.warps * MULTIPLY[self.activations] + LOAD_WEIGHTS
         per_tile = self.warps * MULTIPLY_8_TOKENS + LOAD_8_TOKENS[self.activations]
+        return Instructions(fixed * self.stage_k / 256, per_tile * self.stage_k / 256, 8)
+
+    def schedule(self, sms: int) -> KernelSchedule:
+        """What the cost model takes the kernel for on a device with so many multiprocessors."""
         return KernelSchedule(
             tile_tokens=self.tokens,
             token_step=8,
@@ -151,7 +156,7 @@ class PortableConfig:
             order="even",
             mma="mma.sync",
             reads_fp16=True,
-            instructions=Instructions(fixed * self.stage_k / 256, per_tile * self.stage_k / 256, 8),
+            instructions=self.instructions,
         )
 
     def target(self, compute_capability: tuple[int, int]) -> str:
