@@ -51,7 +51,8 @@ def run_with(
 
     command = (sys.executable, "-c", WORKER % fault)
     monkeypatch.setattr(run, "Watch", partial(Watch, command=command))
-    return selftest(Place("cuda:0"), Options(quick=True), tell, begun=lambda report: None)
+    options = Options(quick=True, commit="abc123")
+    return selftest(Place("cuda:0"), options, tell, begun=lambda report: None)
 
 
 def test_results_come_first_then_times_beside_predictions(
@@ -67,6 +68,7 @@ def test_results_come_first_then_times_beside_predictions(
     assert [kernel["image_sha256"] for kernel in report.kernels] == ["abc"]
     assert report.machine["blocking"] == "1"
     assert report.machine["core_dumps"].endswith("/corepipe")
+    assert report.machine["commit"] == "abc123"
 
 
 def test_nothing_is_timed_after_a_wrong_result(

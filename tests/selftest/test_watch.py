@@ -175,3 +175,17 @@ def test_a_worker_has_what_it_is_given_and_no_forced_choice(
     assert (backend, cache) == (None, "kept")
     assert Path(pipe).name == "pipe" and "nibblas-selftest-" in pipe
     assert not Path(pipe).parent.exists()
+
+
+def test_whoever_stops_listening_ends_the_worker() -> None:
+    body = (
+        "say(begin=0); say(end=0, result={'outcome': 'passed', 'pid': os.getpid()})\n"
+        "say(begin=1)\n"
+        "time.sleep(600)"
+    )
+    outcomes = watch(body).run(JOBS)
+    pid = next(outcomes).result["pid"]
+    os.kill(pid, 0)
+    outcomes.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -48,6 +48,9 @@ def selftest(
     rehearse_hang: Annotated[
         bool, typer.Option("--rehearse-hang", help="Run a kernel that never ends first.")
     ] = False,
+    commit: Annotated[
+        str | None, typer.Option(help="Of the source tree, where git is not there to tell.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -70,7 +73,7 @@ def selftest(
     place = place_named(device, arch)
     with file_errors():
         _check_writable(out)
-    options = Options(quick, limit, rehearse_hang, out.with_suffix(""))
+    options = Options(quick, limit, rehearse_hang, out.with_suffix(""), commit)
     say = _nothing if as_json else print
     with terminated_like_interrupted(), progress("testing") as bar:
         report = run_selftest(

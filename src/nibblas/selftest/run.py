@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,14 @@ class Options:
     Attributes:
         quick: few and small problems. limit_s: of one job; None: ``LIMIT_S``'s.
         rehearse_hang: a kernel that never ends is run first.
-        dumps: see ``Watch``.
+        dumps: see ``Watch``. commit: of the source tree, where git cannot tell.
     """
 
     quick: bool = False
     limit_s: float | None = None
     rehearse_hang: bool = False
     dumps: Path | None = None
+    commit: str | None = None
 
 
 def place_named(device: str, arch: str) -> Place:
@@ -118,7 +120,8 @@ def _machine(watch: Watch, options: Options) -> tuple[Report, Kernels]:
     if place.emulated:
         shown["arch"] = place.arch
     kernels = Kernels(facts["kernels"]["backends"], tuple(facts["kernels"]["presets"]))
-    return Report(place, shown, facts["machine"], facts["predictions"]), kernels
+    machine = facts["machine"] | ({"commit": options.commit} if options.commit else {})
+    return Report(place, shown, machine, facts["predictions"]), kernels
 
 
 def _facts(watch: Watch) -> Mapping[str, Any]:
@@ -128,6 +131,7 @@ def _facts(watch: Watch) -> Mapping[str, Any]:
 
 def _step(name: str, watch: Watch, jobs: list[Job], outcomes: list[Outcome], tell: Tell) -> None:
     tell(name, len(jobs), None)
-    for outcome in watch.run(jobs):
-        outcomes.append(outcome)
-        tell(name, len(jobs), outcome)
+    with closing(watch.run(jobs)) as found:
+        for outcome in found:
+            outcomes.append(outcome)
+            tell(name, len(jobs), outcome)

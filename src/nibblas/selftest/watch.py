@@ -18,8 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -84,15 +84,16 @@ class Watch:
     """By digest of their image, in the order in which they were loaded."""
     _kept: int = 0
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
-        """The jobs' outcomes, in order, as they come."""
+    def run(self, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
+        """The jobs' outcomes, in order, as they come; closed, it ends the worker."""
         left = list(jobs)
         for _ in range(MOST_WORKERS):
             if not left:
                 return
-            for outcome in self._one_worker(tuple(left)):
-                left.pop(0)
-                yield outcome
+            with closing(self._one_worker(tuple(left))) as outcomes:
+                for outcome in outcomes:
+                    left.pop(0)
+                    yield outcome
         why = f"{MOST_WORKERS} workers have hung or failed before"
         yield from (Outcome(job, {"outcome": "not run", "detail": why}, 0.0) for job in left)
 
@@ -112,7 +113,7 @@ class Watch:
             )
         return replace(state, core_dump=place.name)
 
-    def _one_worker(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def _one_worker(self, jobs: Sequence[Job]) -> Generator[Outcome, None, None]:
         with tempfile.TemporaryDirectory(prefix="nibblas-selftest-") as folder:
             worker = _Worker(self, Path(folder))
             try:
