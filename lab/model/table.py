@@ -13,12 +13,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from calibration import COMPETITION, DECODE, points, w4a4
+from calibration import COMPETITION, DECODE, best_public, points, w4a4
 
 from nibblas.backends.sm100_launch import Sm100Choice
 from nibblas.plan.arch import GPUS, gpu
 from nibblas.plan.cost import Estimate, one_after_another, portable_time, sm100_time
 from nibblas.plan.machines import MACHINES, Machine
+from nibblas.plan.model import predict
 from nibblas.plan.portable import choose_config, target_of
 from nibblas.plan.problem import Problem
 from nibblas.plan.sm100 import PRESETS, TARGETS, choose_configs
@@ -88,6 +89,12 @@ def blackwell() -> str:
     for arch in GPUS.values():
         if arch.compute_capability not in TARGETS:
             continue
+        assert arch.machine is not None
+        floors = []
+        for shapes in COMPETITION.values():
+            found = predict(w4a4(shapes), arch.machine, best_public(arch.sms))
+            floors.append(f"{_us(found.fixed_us + found.loop['memory'])}")
+        rows.append([MACHINES[arch.name].title, "any: memory and fixed alone", *floors])
         for preset in PRESETS:
             estimates = []
             for shapes in COMPETITION.values():

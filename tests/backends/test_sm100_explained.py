@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import nibblas
-from nibblas import ops
+from nibblas import env, ops
 from nibblas.backends.selection import explain_problem
 from nibblas.cli.app import app
 from nibblas.plan.problem import Problem, uniform_shapes
@@ -112,6 +112,37 @@ def test_on_an_emulated_device(nvrtc: str) -> None:
     assert "linear scales of w gathered in the kernel, no copy" in w4a4
     assert "emulated (portable bf16" in w4a16
     assert "sm100 refused: tcgen05.mma multiplies NVFP4 by NVFP4, and the tokens are" in w4a16
+
+
+def estimated(shapes: Any, backend: str, **fields: Any) -> float:
+    given: dict[str, Any] = {"activations": "nvfp4", "out": "fp16", "device": "cuda"}
+    problem = Problem(shapes, **(given | fields))
+    return explain_problem(problem, backend).plan.estimate.seconds
+
+
+def test_two_launches_of_a_list_take_the_time_of_both(b200: RecordingDriver) -> None:
+    wide, narrow = uniform_shapes((100,) * 3, 4096, 2048), uniform_shapes((100,) * 3, 512, 512)
+    with env.sm100_preset("wide_deep"):
+        apart = [estimated(shapes, "sm100", form="list") for shapes in (wide, narrow)]
+        mixed = (wide[0], narrow[0], wide[1], narrow[1], wide[2], narrow[2])
+        assert estimated(mixed, "sm100", form="list") == pytest.approx(sum(apart))
+
+
+def test_a_long_list_takes_several_launches(b200: RecordingDriver) -> None:
+    short, long = (uniform_shapes((1,) * count, 128, 256) for count in (56, 57))
+    added = estimated(long, "sm100", form="list") - estimated(short, "sm100", form="list")
+    assert added > 4e-6  # a launch's fixed time
+    packed = estimated(long, "sm100") - estimated(short, "sm100")
+    assert packed < 1e-6
+
+
+def test_the_portable_kernel_is_launched_for_every_product_of_a_list(
+    b200: RecordingDriver,
+) -> None:
+    one, three = (uniform_shapes((1,) * count, 128, 256) for count in (1, 3))
+    times = [estimated(shapes, "portable", form="list") for shapes in (one, three)]
+    assert times[1] == pytest.approx(3 * times[0])
+    assert estimated((*one, *uniform_shapes((0,), 128, 256)), "portable", form="list") == times[0]
 
 
 @pytest.fixture

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from nibblas.plan.arch import REFERENCE, gpu
-from nibblas.plan.cost import Estimate, cpu_time, roofline
+from nibblas.plan.arch import GPUS, REFERENCE, gpu, gpu_of, planning_for
+from nibblas.plan.cost import (
+    Estimate,
+    cpu_time,
+    gpu_time,
+    one_after_another,
+    portable_time,
+    roofline,
+    sm100_time,
+)
+from nibblas.plan.portable import choose_config, target_of
 from nibblas.plan.problem import GroupShape, Problem, even_rows, uniform_shapes
 from nibblas.plan.select import Plan, fastest
+from nibblas.plan.sm100 import choose_fused
 
 C0 = uniform_shapes((80, 176, 128, 72, 64, 248, 96, 160), 4096, 7168)
 C1 = uniform_shapes((40, 76, 168, 72, 164, 148, 196, 160), 7168, 2048)
@@ -68,6 +81,61 @@ def test_even_rows_share_out_the_total():
 def test_problem_refuses_impossible_shapes(shape):
     with pytest.raises(ValueError, match=r"^shapes: got"):
         Problem((GroupShape(*shape),), "bf16", "bf16")
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("activations", ["fp16", "nvfp4"])
+@pytest.mark.parametrize("shapes", [C0, C3, uniform_shapes((1, 0, 3), 4096, 7168)])
+def test_no_kernel_is_faster_than_the_roofline(name, activations, shapes):
+    problem, arch = Problem(shapes, activations, "fp16"), gpu(name)
+    target = target_of(arch.compute_capability)
+    assert target is not None
+    found = portable_time(problem, arch, choose_config(problem, target))
+    assert found.seconds > roofline(problem, arch).seconds
+    if arch.target in ("sm_100", "sm_103"):
+        found = sm100_time(problem, arch, choose_fused(problem.shapes))
+        assert found.seconds > roofline(problem, arch).seconds
+
+
+def test_an_estimate_names_all_terms_and_its_bound():
+    found = sm100_time(Problem(C0, "nvfp4", "fp16"), gpu("b200"), choose_fused(C0))
+    loop = {"ingest", "latency", "turn", "tensor", "memory"}
+    fixed = {"gap", "prologue", "first latency", "tail"}
+    assert set(found.terms) == loop | fixed
+    assert found.bound in loop
+    together = sum(found.terms[name] for name in fixed)
+    longest = max(found.terms[name] for name in loop)
+    assert together + longest <= found.seconds <= together + sum(found.terms[n] for n in loop)
+
+
+def test_launches_after_one_another_add_up():
+    one, two = Estimate(3.0, "a", {"a": 2.0, "b": 1.0}), Estimate(4.0, "c", {"a": 1.0, "c": 3.0})
+    both = one_after_another([one, two])
+    assert both == Estimate(7.0, "c", {"a": 3.0, "b": 1.0, "c": 3.0})
+
+
+def test_a_gpu_without_constants_is_not_predicted():
+    unknown = replace(gpu("b200"), machine=None)
+    found = gpu_time(Problem(C0, "nvfp4", "fp16"), unknown, choose_fused(C0))
+    assert (found.seconds, found.bound) == (math.inf, "not modelled on this device")
+
+
+def test_gpus_are_found_by_capability_and_told_apart_by_their_multiprocessors():
+    assert gpu_of((10, 0)) is GPUS["b200"]
+    assert gpu_of((12, 0)) is gpu_of((12, 0), 188) is gpu_of((12, 0), 1) is GPUS["rtx_pro_6000"]
+    assert gpu_of((12, 0), 170) is GPUS["rtx_5090"]
+    assert gpu_of((8, 0)) is None
+
+
+def test_planning_for_a_gpu_stands_for_its_target_only():
+    with planning_for(GPUS["h100"]):
+        assert gpu_of((9, 0), 132) is GPUS["h100"]
+        assert gpu_of((10, 0)) is GPUS["b200"]
+    assert gpu_of((9, 0), 132) is GPUS["h200"]
+
+
+def test_a_target_names_its_first_gpu():
+    assert gpu("sm_90") is gpu("H200") is GPUS["h200"]
 
 
 def test_unknown_gpu_is_refused_with_the_known_names():

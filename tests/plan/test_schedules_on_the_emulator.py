@@ -25,7 +25,7 @@ from nibblas.runtime.compile import compiler_version
 from tests.api.problems import offs_of, random_array
 
 SMS = 4
-ROWS, K = (129, 0, 1), 512
+K = 512
 MMA_K = 64
 
 
@@ -37,16 +37,17 @@ def nvrtc() -> str:
         pytest.skip(str(error))
 
 
-def problem_of(n: int) -> Problem:
-    return Problem(uniform_shapes(ROWS, n, K), "nvfp4", "fp16", device="cuda")
+def problem_of(rows: tuple[int, ...], n: int) -> Problem:
+    return Problem(uniform_shapes(rows, n, K), "nvfp4", "fp16", device="cuda")
 
 
-def emulated(arch: str, n: int) -> Report:
+def emulated(arch: str, problem: Problem) -> Report:
     """The one launch of the problem."""
-    ends = np.cumsum(ROWS).tolist()
+    n = problem.shapes[0].n
+    ends = np.cumsum([shape.m for shape in problem.shapes]).tolist()
     x = random_array((ends[-1], K), 1, ends=ends, rule="torch")
-    w = random_array((len(ROWS), n, K), 2, layout="blocked")
-    out = torch.empty(sum(ROWS), n, dtype=torch.float16)
+    w = random_array((len(ends), n, K), 2, layout="blocked")
+    out = torch.empty(ends[-1], n, dtype=torch.float16)
     nibblas.ops.forget_plans()
     try:
         with emulating(arch, num_sms=SMS) as emulation:
@@ -86,7 +87,8 @@ def test_blackwell_kernel_moves_and_multiplies_what_the_model_counts(
         return Plan(self.name, choice, Estimate(0.0, "forced", {}))
 
     monkeypatch.setattr(Sm100Backend, "plan", plan)
-    report, problem = emulated("sm_100", 512), problem_of(512)
+    problem = problem_of((129, 0, 1), 512)
+    report = emulated("sm_100", problem)
     schedule = config.schedule(SMS)
     tokens, turns = ctas_turns(problem, schedule)
     padded = np.ceil(tokens / schedule.token_step) * schedule.token_step
@@ -99,10 +101,10 @@ def test_blackwell_kernel_moves_and_multiplies_what_the_model_counts(
 
 def test_portable_kernel_loads_the_weights_that_the_model_counts() -> None:
     """Its tokens come through registers, and its runs end between the model's items."""
-    n = 128
-    report = emulated("sm_90", n)
-    schedule = config_for("nvfp4", 64, "sm_90a", aligned=True).schedule(SMS)
-    blocks = sum(-(-m // schedule.tile_tokens) for m in ROWS)
+    rows, n = (17, 0, 1), 128
+    report = emulated("sm_90", problem_of(rows, n))
+    schedule = config_for("nvfp4", 16, "sm_90a", aligned=True).schedule(SMS)
+    blocks = sum(-(-m // schedule.tile_tokens) for m in rows)
     weights = n * K * 9 // 16
     assert report.bytes_by_path["cp.async.bulk.tensor to shared"] == blocks * weights
-    assert report.bytes_by_path["store global"] == problem_of(n).work().out_bytes
+    assert report.bytes_by_path["store global"] == problem_of(rows, n).work().out_bytes

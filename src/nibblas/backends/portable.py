@@ -15,7 +15,7 @@ from nibblas.backends.gpu import beyond_32_bits, capability_of, maps_of
 from nibblas.backends.portable_params import address_words, is_aligned, params_of
 from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.plan.arch import gpu_of
-from nibblas.plan.cost import Estimate, portable_time
+from nibblas.plan.cost import Estimate, one_after_another, portable_time
 from nibblas.plan.portable import PortableConfig, choose_config, target_of
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
@@ -49,7 +49,8 @@ class PortableBackend:
         if arch is None:
             estimate = Estimate(math.inf, "not modelled on this device", {})
         else:
-            estimate = portable_time(problem, arch, config)
+            launches = _launches_of(problem)
+            estimate = one_after_another([portable_time(p, arch, config) for p in launches])
         return Plan(self.name, config, estimate, ("weights in place", "batch-invariant"))
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
@@ -82,6 +83,14 @@ class PortableBackend:
             names=names,
             words=address_words(names, config),
         )
+
+
+def _launches_of(problem: Problem) -> list[Problem]:
+    """A list is a launch for every product that has outputs."""
+    if problem.form != "list":
+        return [problem]
+    busy = [shape for shape in problem.shapes if shape.m and shape.n]
+    return [replace(problem, shapes=(shape,)) for shape in busy] or [problem]
 
 
 def _ctas(product: Operands, config: PortableConfig, sms: int) -> int:

@@ -29,12 +29,14 @@ class Sm100Choice:
         return self._config_for(GroupShape(product.m, product.n, product.k))
 
     def launches_of(self, problem: Problem) -> list[tuple[Problem, Sm100Config]]:
-        """The groups that each configuration takes."""
+        """What each launch computes, and how; never none."""
         parts = []
+        most = CAPACITIES[-1] if problem.form == "list" else problem.groups
         for config in self.configs:
-            shapes = tuple(s for s in problem.shapes if self._config_for(s) == config)
-            if shapes:
-                parts.append((replace(problem, shapes=shapes), config))
+            shapes = [s for s in problem.shapes if self._config_for(s) == config]
+            for first in range(0, len(shapes), most):
+                part = replace(problem, shapes=tuple(shapes[first : first + most]))
+                parts.append((part, config))
         return parts
 
     def _config_for(self, shape: GroupShape) -> Sm100Config:

@@ -149,15 +149,16 @@ def items_of(shapes: Sequence[GroupShape], schedule: KernelSchedule) -> Items:
             tile, unit = np.divmod(within, np.maximum(units[group], 1))
         else:
             unit, tile = np.divmod(within, np.maximum(tiles[group], 1))
-    # A worker passes over what does not exist at once.
-    first = np.argsort(number < 0, axis=0, kind="stable")
-    exists = np.take_along_axis(number, first, axis=0) >= 0
-    exists = exists[exists.any(axis=1)]
+    items = Items(*(np.where(number >= 0, values, -1) for values in (group, tile, unit)))
+    return _without_gaps(items) if interleaved else items
 
-    def settled(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.where(exists, np.take_along_axis(values, first, axis=0)[: len(exists)], -1)
 
-    return Items(settled(group), settled(tile), settled(unit))
+def _without_gaps(items: Items) -> Items:
+    """Workers pass over what does not exist at once."""
+    order = np.argsort(items.group < 0, axis=0, kind="stable")
+    order = order[: int((items.group >= 0).sum(axis=0).max(initial=0))]
+    arrays = (items.group, items.tile, items.unit)
+    return Items(*(np.take_along_axis(values, order, axis=0) for values in arrays))
 
 
 def _numbers(total: int, workers: int, runs: bool) -> NDArray[np.int64]:

@@ -261,8 +261,8 @@ def _item_us(
 
 def _of_slowest(terms: dict[str, Array], item_us: Array) -> dict[str, Array]:
     """Every phase's terms, of its slowest worker."""
-    slowest = item_us.argmax(axis=1)[:, None]
-    return {name: np.take_along_axis(us, slowest, axis=1)[:, 0] for name, us in terms.items()}
+    phases, slowest = np.arange(len(item_us)), item_us.argmax(axis=1)
+    return {name: us[phases, slowest] for name, us in terms.items()}
 
 
 def _one_phase(
