@@ -231,6 +231,15 @@ def test_two_ctas_on_a_multiprocessor_share_its_rates() -> None:
         assert two[term] == pytest.approx(factor * one[term]), term
 
 
+def test_a_grid_is_no_larger_than_its_work() -> None:
+    """So few items that each has a multiprocessor of its own, though two would fit."""
+    few, shared = w4a4((128, 128 * 148, 2048)), replace(SCHEDULE, ctas=296, ctas_per_sm=2)
+    assert predict(few, B200, shared) == predict(few, B200, SCHEDULE)
+    many = w4a4((128, 128 * 296, 2048))
+    alone, together = (predict(many, B200, s).loop["ingest"] for s in (SCHEDULE, shared))
+    assert alone == pytest.approx(together)
+
+
 def test_many_phases_as_one_are_near_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = w4a4(*[(m, 4096, 2048) for m in (100, 200, 300, 500, 128, 77, 900)])
     apart = predict(problem, B200, SCHEDULE)

@@ -35,8 +35,7 @@ def plot(path: Path, problem: Problem, plan: Plan, arch: GpuArch) -> None:
     assert arch.machine is not None, "every GPU that can be asked for is modelled"
     figure = Figure(figsize=(12, 5))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    schedule = config.schedule(arch.sms)
-    _draw_items(left, timeline(part, arch.machine, schedule), schedule.workers)
+    _draw_items(left, timeline(part, arch.machine, config.schedule(arch.sms)))
     estimate = gpu_time(part, arch, config)
     left.set_title(
         f"{arch.machine.title}, predicted {estimate.seconds * 1e6:.3g} us, bound by "
@@ -56,16 +55,16 @@ def _first_launch(problem: Problem, plan: Plan) -> tuple[Problem, Scheduled]:
     raise bad_value("plot", given=f"a plan of {plan.backend!r}", wanted="one of a GPU kernel")
 
 
-def _draw_items(axes: Any, line: Timeline | None, workers: int) -> None:
+def _draw_items(axes: Any, line: Timeline | None) -> None:
     """One row per worker; a bar per item in its group's colour, grey while it waits."""
     axes.set_xlabel("us of the main loop")
     axes.set_ylabel("worker: CTA or cluster")
-    axes.set_ylim(workers - 0.5, -0.5)
     if line is None:
         axes.text(0.5, 0.5, "work is shared out evenly", transform=axes.transAxes, ha="center")
         return
     from matplotlib import colormaps
 
+    axes.set_ylim(line.items.group.shape[1] - 0.5, -0.5)
     groups = [int(g) for g in np.unique(line.items.group) if g >= 0]
     color = {
         g: colormaps["turbo"](0.05 + 0.9 * i / max(len(groups) - 1, 1))

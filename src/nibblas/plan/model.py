@@ -96,6 +96,7 @@ def predict(problem: Problem, machine: Machine, schedule: KernelSchedule) -> Pre
     shapes = [s for s in problem.shapes if s.m and s.n]
     if not shapes:
         return Prediction(_fixed_us(machine, schedule, 1), {}, 0.0, 0.0, "fixed")
+    schedule = _fitted(schedule, shapes)
     num_bytes = problem.work().total_bytes
     rate = dram_bytes_per_us(machine, num_bytes)
     if not _has_phases(shapes, schedule):
@@ -126,6 +127,7 @@ def timeline(problem: Problem, machine: Machine, schedule: KernelSchedule) -> Ti
     shapes = [problem.shapes[g] for g in numbers]
     if not shapes or not _has_phases(shapes, schedule):
         return None
+    schedule = _fitted(schedule, shapes)
     items = items_of(shapes, schedule)
     _, item_us = _item_us(problem, shapes, items, machine, schedule)
     rate = dram_bytes_per_us(machine, problem.work().total_bytes)
@@ -133,6 +135,14 @@ def timeline(problem: Problem, machine: Machine, schedule: KernelSchedule) -> Ti
     group = np.where(items.group >= 0, np.array(numbers)[items.group], -1)
     named = replace(items, group=group)
     return Timeline(named, item_us, np.maximum(item_us.max(axis=1), memory_us))
+
+
+def _fitted(schedule: KernelSchedule, shapes: list[GroupShape]) -> KernelSchedule:
+    """With a grid that is no larger than its work."""
+    if schedule.order == "even":
+        return schedule
+    most = num_items(shapes, schedule) * schedule.cluster
+    return replace(schedule, ctas=min(schedule.ctas, most))
 
 
 def _has_phases(shapes: list[GroupShape], schedule: KernelSchedule) -> bool:
