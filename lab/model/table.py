@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from calibration import COMPETITION, DECODE, best_public, points, w4a4
@@ -83,6 +84,19 @@ def calibration() -> str:
     return markdown(header, rows)
 
 
+def spans() -> str:
+    """The best public kernel, with a constant of B200 at the other end of what is published."""
+    machine, own = MACHINES["b200"], [p for p in points() if p.kernel == "best public"]
+    rows = []
+    for span in machine.spans:
+        for value in span[1:]:
+            if value != getattr(machine, span.field):
+                other = replace(machine, **{span.field: value})
+                times = [predict(p.problem, other, p.schedule).total_us for p in own]
+                rows.append([f"`{span.field}` {value:g}", *map(_us, times)])
+    return markdown(["predicted with", *(p.case for p in own)], rows)
+
+
 def blackwell() -> str:
     """Presets of the datacenter Blackwell kernel."""
     rows = []
@@ -131,6 +145,7 @@ def _us(microseconds: float) -> str:
 TABLES = {
     "constants": constants,
     "calibration": calibration,
+    "spans": spans,
     "sm100": blackwell,
     "portable": portable,
 }

@@ -87,7 +87,7 @@ def test_blackwell_kernel_moves_and_multiplies_what_the_model_counts(
         return Plan(self.name, choice, Estimate(0.0, "forced", {}))
 
     monkeypatch.setattr(Sm100Backend, "plan", plan)
-    problem = problem_of((129, 0, 1), 512)
+    problem = problem_of((129, 0, 1), 256)
     report = emulated("sm_100", problem)
     schedule = config.schedule(SMS)
     tokens, turns = ctas_turns(problem, schedule)
