@@ -23,7 +23,8 @@ from nibblas.plan.machines import MACHINES, Machine
 from nibblas.plan.model import predict
 from nibblas.plan.portable import choose_config, target_of
 from nibblas.plan.problem import Problem
-from nibblas.plan.sm100 import PRESETS, TARGETS, choose_configs
+from nibblas.plan.sm100 import PRESETS, choose_configs
+from nibblas.plan.sm100_config import TARGETS
 
 PARAMETERS = {
     "multiprocessors": ("sms",),

@@ -3,7 +3,8 @@
 ========================  ===================================================================
 ``NIBBLAS_BACKEND``       backend for every call that names none ("cpu", "reference", ...)
 ``NIBBLAS_CPU_LEVEL``     instruction level of the CPU backend ("portable", ..., "amx")
-``NIBBLAS_SM100_PRESET``  kernel preset of the sm100 backend ("fused_persistent", "wide_deep")
+``NIBBLAS_SM100_PRESET``  preset of the sm100 backend ("fused_persistent", "wide_deep", "swapped")
+``NIBBLAS_PDL``           "0": no launch begins before its predecessor on the queue has ended
 ``NIBBLAS_CACHE_DIR``     folder of compiled kernels, instead of the platform's cache folder
 ``NIBBLAS_LOG_LAUNCHES``  "1": every kernel launch is written to stderr before it happens
 ========================  ===================================================================
@@ -24,6 +25,7 @@ BACKEND_VARIABLE = "NIBBLAS_BACKEND"
 CPU_LEVEL_VARIABLE = "NIBBLAS_CPU_LEVEL"
 SM100_PRESET_VARIABLE = "NIBBLAS_SM100_PRESET"
 CACHE_DIR_VARIABLE = "NIBBLAS_CACHE_DIR"
+PDL_VARIABLE = "NIBBLAS_PDL"
 LOG_LAUNCHES_VARIABLE = "NIBBLAS_LOG_LAUNCHES"
 
 _environ = os.environ
@@ -31,9 +33,10 @@ _variables: dict[bytes, bytes] | None = (
     getattr(os.environ, "_data", None) if os.name == "posix" else None
 )
 _FORCING_KEYS = tuple(
-    os.fsencode(name) for name in (BACKEND_VARIABLE, CPU_LEVEL_VARIABLE, SM100_PRESET_VARIABLE)
+    os.fsencode(name)
+    for name in (BACKEND_VARIABLE, CPU_LEVEL_VARIABLE, SM100_PRESET_VARIABLE, PDL_VARIABLE)
 )
-_NOTHING_FORCED = (None, None, None)
+_NOTHING_FORCED = (None, None, None, True)
 
 
 def forced_backend() -> str | None:
@@ -51,8 +54,14 @@ def forced_sm100_preset() -> str | None:
     return _sm100_preset.get() or os.environ.get(SM100_PRESET_VARIABLE) or None
 
 
-def forced() -> tuple[str | None, str | None, str | None]:
-    """``forced_backend()``, ``forced_cpu_level()`` and ``forced_sm100_preset()``.
+def programmatic_launches() -> bool:
+    """Whether kernels that can may begin early (programmatic dependent launch): unless "0"."""
+    return os.environ.get(PDL_VARIABLE) != "0"
+
+
+def forced() -> tuple[str | None, str | None, str | None, bool]:
+    """What decides plans: ``forced_backend()``, ``forced_cpu_level()``, ``forced_sm100_preset()``,
+    ``programmatic_launches()``.
 
     Every call of a product asks, and ``os.environ.get`` takes 1 us to find a variable missing.
     CPython keeps the variables in a dictionary of bytes, which is asked first where it is there.
@@ -65,7 +74,8 @@ def forced() -> tuple[str | None, str | None, str | None]:
         and _sm100_preset.get() is None
     ):
         return _NOTHING_FORCED
-    return forced_backend(), forced_cpu_level(), forced_sm100_preset()
+    launches = programmatic_launches()
+    return forced_backend(), forced_cpu_level(), forced_sm100_preset(), launches
 
 
 @contextmanager

@@ -86,7 +86,10 @@ class Header(ctypes.Structure):
         ("stages", c_int32),
         ("tensor_columns", c_int32),
         ("group_capacity", c_int32),
-        ("aligned", c_uint8 * 44),
+        ("tile_tokens", c_int32),
+        ("box_rows", c_int32),
+        ("scale_slots", c_int32),
+        ("aligned", c_uint8 * 32),
     )
 
 
@@ -196,9 +199,7 @@ def listed(products: Operands | Sequence[Operands]) -> list[Operands]:
     return [products] if isinstance(products, Operands) else list(products)
 
 
-def plan_of(products: Operands | Sequence[Operands], preset: str | None = None) -> Plan:
-    if preset is None:
-        return BACKEND.plan(problem_of(products))
+def plan_of(products: Operands | Sequence[Operands], preset: str = "fused_persistent") -> Plan:
     with env.sm100_preset(preset):
         return BACKEND.plan(problem_of(products))
 
@@ -206,7 +207,7 @@ def plan_of(products: Operands | Sequence[Operands], preset: str | None = None) 
 def launched(
     driver: RecordingDriver,
     products: Operands | Sequence[Operands],
-    preset: str | None = None,
+    preset: str = "fused_persistent",
 ) -> list[LaunchSpec]:
     """The launches of a call whose kernels are loaded."""
     plan = plan_of(products, preset)

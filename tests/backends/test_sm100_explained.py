@@ -30,8 +30,8 @@ def explained(**fields: Any) -> str:
 def test_preset_and_configuration(b200: RecordingDriver) -> None:
     text = explained(x_scale_layout="blocked", w_scale_layout="blocked")
     assert (
-        "backend    sm100 (fused_persistent: sm100 128x128x256, cluster 4, 6 stages, "
-        "2 sets of sums, runs)\n"
+        "backend    sm100 (swapped: sm100 256x256x256 swapped, pairs, 5 stages, "
+        "2 sets of sums, phases)\n"
     ) in text
     assert "gathered" not in text
     assert "note       compiled and emulated, not yet run on silicon\n" in text
@@ -84,7 +84,7 @@ def test_a_forced_backend_refuses_with_its_reasons(b200: RecordingDriver) -> Non
 def test_the_command(b200: RecordingDriver) -> None:
     result = CliRunner().invoke(app, ["explain", *SIZES])
     assert result.exit_code == 0
-    assert "backend    sm100 (fused_persistent: sm100 128x128x256, cluster 2, 5" in result.stdout
+    assert "backend    sm100 (swapped: sm100 256x256x256 swapped, pairs, 5" in result.stdout
     assert "linear scales of x and w gathered in the kernel, no copy" in result.stdout
     result = CliRunner().invoke(app, ["explain", *SIZES, "--precision", "w4a16", "--json"])
     data = json.loads(result.stdout)
@@ -108,7 +108,7 @@ def test_on_an_emulated_device(nvrtc: str) -> None:
     with emulating("sm_100"):
         w4a4 = str(nibblas.explain(*quantized_small(), backend="emulated"))
         w4a16 = str(nibblas.explain(*small(), backend="emulated"))
-    assert "emulated (fused_persistent: sm100 128x128x256, cluster 1, 4 stages" in w4a4
+    assert "emulated (swapped: sm100 256x16x256 swapped, pairs, 8 stages" in w4a4
     assert "linear scales of w gathered in the kernel, no copy" in w4a4
     assert "emulated (portable bf16" in w4a16
     assert "sm100 refused: tcgen05.mma multiplies NVFP4 by NVFP4, and the tokens are" in w4a16

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from nibblas import env
 from nibblas.backends.base import Operands
 from nibblas.runtime.recording import RecordingDriver
 from nibblas.runtime.tensormap import TensorMapSpec
@@ -27,10 +26,14 @@ from tests.backends.sm100_records import (
 )
 
 
-def encoded(b200: RecordingDriver, products: Operands | Sequence[Operands]) -> list[Any]:
+def encoded(
+    b200: RecordingDriver,
+    products: Operands | Sequence[Operands],
+    preset: str = "fused_persistent",
+) -> list[Any]:
     """(spec, address) of every tensor map that a first call encodes."""
     b200.clear()
-    BACKEND.run(listed(products), plan_of(products))
+    BACKEND.run(listed(products), plan_of(products, preset))
     return [
         (event.arguments["spec"], event.arguments["address"])
         for event in b200.events
@@ -49,6 +52,9 @@ def test_parameters_of_a_packed_product_by_field(b200: RecordingDriver, layout: 
         "stages": 6,
         "tensor_columns": 512,
         "group_capacity": 1024,
+        "tile_tokens": 128,
+        "box_rows": 128,
+        "scale_slots": 6,
     }
     blocked = layout == "blocked"
     assert product.x_scales is not None
@@ -170,8 +176,8 @@ def test_ctas_of_a_cluster_share_out_the_tokens(
 
 
 def test_the_wide_variant_takes_256_weight_rows(b200: RecordingDriver) -> None:
-    with env.sm100_preset("wide_deep"):
-        (x_map, _), (w_map, _) = encoded(b200, operands(groups=1, n=4096, k=2048, bare=True))
+    product = operands(groups=1, n=4096, k=2048, bare=True)
+    (x_map, _), (w_map, _) = encoded(b200, product, "wide_deep")
     assert (x_map.box, w_map.box) == ((128, 32, 1), (128, 256, 1))
 
 

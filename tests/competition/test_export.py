@@ -32,7 +32,15 @@ from nibblas.competition.kernel_text import kernel_text
 from nibblas.competition.task import TaskData, checked_groups, clone_data
 from nibblas.formats.scale_layout import competition_view, padded_k_blocks, padded_rows
 from nibblas.plan.problem import GroupShape
-from nibblas.plan.sm100 import PRESETS, Preset, Sm100Config, adapted, choose_configs
+from nibblas.plan.sm100 import (
+    DEFAULT_PRESET,
+    PRESETS,
+    Preset,
+    adapted,
+    choose_configs,
+    source_of,
+)
+from nibblas.plan.sm100_config import Sm100Config
 from nibblas.runtime.compile import check_resources, compile_cubin, compile_ptx, compiler_version
 from nibblas.runtime.recording import RecordingDriver
 from nibblas.runtime.source import KernelSource
@@ -160,7 +168,7 @@ def test_a_warm_call_is_one_launch_on_the_default_queue(recorded: Any) -> None:
         assert all(output is c for output, (_, _, c) in zip(outputs, data[0], strict=True))
     assert [event.call for event in recorded.gpu.events] == ["launch"]
     (launch,) = recorded.gpu.launches
-    assert (launch.queue, launch.programmatic) == (0, False)
+    assert (launch.queue, launch.programmatic) == (0, recorded.PRESET == "swapped")
 
 
 def test_addresses_of_the_call_are_in_its_parameters(recorded: Any) -> None:
@@ -314,11 +322,19 @@ def test_it_imports_the_standard_library_and_torch_only(preset: Preset) -> None:
     assert "importlib" not in imported
 
 
-def test_presets_differ_in_nothing_but_their_name() -> None:
-    one, other = (submission_text(preset).splitlines() for preset in PRESETS)
+def test_presets_of_a_kernel_differ_in_nothing_but_their_name() -> None:
+    same_kernel = [preset for preset in PRESETS if source_of(preset) == source_of(DEFAULT_PRESET)]
+    one, other = (submission_text(preset).splitlines() for preset in same_kernel)
     different = [pair for pair in zip(one, other, strict=True) if pair[0] != pair[1]]
     assert len(different) == 2
-    assert different[1] == tuple(f'PRESET = "{preset}"' for preset in PRESETS)
+    assert different[1] == tuple(f'PRESET = "{preset}"' for preset in same_kernel)
+
+
+def test_each_file_has_its_own_kernel_and_no_other() -> None:
+    for preset in PRESETS:
+        text = submission_text(preset)
+        assert ("nibblas_sm100_swapped(const" in text) == (preset == "swapped")
+        assert ("nibblas_sm100_grouped_mm(const" in text) == (preset != "swapped")
 
 
 def test_an_unknown_preset_is_refused() -> None:

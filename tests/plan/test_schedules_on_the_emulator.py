@@ -20,7 +20,8 @@ from nibblas.plan.model import turn_bytes
 from nibblas.plan.portable import config_for
 from nibblas.plan.problem import Problem, uniform_shapes
 from nibblas.plan.select import Plan
-from nibblas.plan.sm100 import Sm100Config, choose_fused, choose_wide_deep
+from nibblas.plan.sm100 import choose_fused, choose_wide_deep
+from nibblas.plan.sm100_config import Sm100Config
 from nibblas.runtime.compile import compiler_version
 from tests.api.problems import offs_of, random_array
 

@@ -10,12 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from nibblas.plan import sm100
+from nibblas.plan import sm100, sm100_config
 from nibblas.plan.problem import GroupShape, uniform_shapes
 from nibblas.plan.sm100 import (
-    CAPACITIES,
     PRESETS,
-    Sm100Config,
     adapted,
     all_configs,
     choose_configs,
@@ -24,6 +22,7 @@ from nibblas.plan.sm100 import (
     is_wide,
     preset_named,
 )
+from nibblas.plan.sm100_config import CAPACITIES, Sm100Config
 
 SMS = 148
 C0 = uniform_shapes((80, 176, 128, 72, 64, 248, 96, 160), 4096, 7168)
@@ -174,7 +173,7 @@ def test_shallow_beyond_two_waves_of_the_deep_variant() -> None:
 
 
 def test_shallow_only_where_its_table_holds_the_groups() -> None:
-    most = sm100.MAX_GROUPS_OF_TWO
+    most = sm100_config.MAX_GROUPS_OF_TWO
     assert choose_wide_deep([GroupShape(128, 128, 4096)] * most, SMS) == SHALLOW
     assert choose_wide_deep([GroupShape(128, 128, 4096)] * (most + 1), SMS) == DEEP
 
@@ -256,7 +255,7 @@ def structs_of(config: Sm100Config) -> tuple[type[ctypes.Structure], type[ctypes
 
 @every_config
 def test_the_table_holds_every_group_that_is_let_through(config: Sm100Config) -> None:
-    assert sm100.MAX_GROUPS == 1024 and sm100.MAX_GROUPS_OF_TWO == 512
+    assert sm100_config.MAX_GROUPS == 1024 and sm100_config.MAX_GROUPS_OF_TWO == 512
     shared_by_two = config.ctas_per_sm == 2
     assert config.group_capacity >= (512 if shared_by_two else 1024)
     assert config.group_capacity <= 1024
@@ -269,7 +268,7 @@ def test_parameters_fit_a_launch() -> None:
 
 
 def test_the_largest_capacity_is_all_that_fits_a_launch() -> None:
-    one_more = sm100.PARAMS_HEADER_BYTES + (CAPACITIES[-1] + 1) * sm100.ENTRY_BYTES
+    one_more = sm100_config.PARAMS_HEADER_BYTES + (CAPACITIES[-1] + 1) * sm100_config.ENTRY_BYTES
     assert one_more > 32_764
 
 
@@ -305,7 +304,10 @@ def test_the_depth_needs_no_other_cubin() -> None:
 def test_every_config_that_can_be_chosen_is_prebuilt() -> None:
     prebuilt = [config.render() for config in all_configs()]
     assert len(set(prebuilt)) == len(prebuilt)
-    assert {config.render() for config in REACHABLE} == set(prebuilt)
+    reachable = {config.render() for config in REACHABLE}
+    assert reachable <= set(prebuilt)
+    rest = [config for config in all_configs() if config.render() not in reachable]
+    assert all(config.swapped for config in rest), "tests/plan/test_sm100_swapped.py"
     rng = random.Random(1)
     for _ in range(300):
         shapes = tuple(
@@ -316,7 +318,8 @@ def test_every_config_that_can_be_chosen_is_prebuilt() -> None:
             )
         )
         for preset in PRESETS:
-            for config in choose_configs(shapes, preset, SMS):
+            most = rng.choice((None, 10_000))
+            for config in choose_configs(shapes, preset, SMS, most_rows=most):
                 bulk, tensor = rng.choice(KINDS)
                 used = adapted(
                     config, products=rng.randint(1, 56), bulk_scales=bulk, tensor_copies=tensor
@@ -325,14 +328,14 @@ def test_every_config_that_can_be_chosen_is_prebuilt() -> None:
 
 
 def test_presets_by_name() -> None:
-    assert PRESETS == ("fused_persistent", "wide_deep")
+    assert PRESETS == ("fused_persistent", "wide_deep", "swapped")
     assert [preset_named(name, "preset") for name in PRESETS] == list(PRESETS)
     assert preset_named(None, "preset") == sm100.DEFAULT_PRESET
 
 
 @pytest.mark.parametrize("name", ["nonsense", "", "WIDE_DEEP"])
 def test_an_unknown_preset_is_refused_with_the_known_ones(name: str) -> None:
-    names = "'fused_persistent', 'wide_deep'"
+    names = "'fused_persistent', 'wide_deep', 'swapped'"
     with pytest.raises(ValueError, match=f"^preset: got {name!r}; want one of {names}$"):
         preset_named(name, "preset")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from nibblas.plan.problem import GroupShape
-from nibblas.plan.sm100 import Sm100Config, adapted, choose_fused, choose_wide_deep
+from nibblas.plan.sm100 import adapted, choose_fused, choose_wide_deep
+from nibblas.plan.sm100_config import Sm100Config
 from nibblas.runtime import elf
 from nibblas.runtime.compile import Compiled, resource_problems
 from nibblas.runtime.source import KernelSource

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from nibblas import env
 from nibblas.backends.base import Operands, RunAt
@@ -15,18 +16,12 @@ from nibblas.backends.gpu import beyond_32_bits, capability_of, maps_of
 from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.backends.sm100_launch import Sm100Choice, Sm100Launch, shared_launches
 from nibblas.backends.sm100_params import address_words
-from nibblas.plan.arch import gpu_of
+from nibblas.plan.arch import GpuArch, gpu_of
 from nibblas.plan.cost import Estimate, one_after_another, sm100_time
 from nibblas.plan.problem import Activations, Problem
-from nibblas.plan.select import Plan
-from nibblas.plan.sm100 import (
-    MAX_GROUPS,
-    TARGETS,
-    TILE_M,
-    Sm100Config,
-    choose_configs,
-    preset_named,
-)
+from nibblas.plan.select import Plan, fastest
+from nibblas.plan.sm100 import PRESETS, Preset, choose_configs, most_rows, preset_named
+from nibblas.plan.sm100_config import MAX_GROUPS, TARGETS, TILE_M, Sm100Config
 from nibblas.runtime.driver import current_driver
 from nibblas.runtime.kernel import compute_capability, load_kernel
 
@@ -50,15 +45,16 @@ class Sm100Backend:
     def plan(self, problem: Problem) -> Plan:
         capability = compute_capability(problem.device_index)
         sms = current_driver().attribute(problem.device_index, "sms")
-        preset = preset_named(env.forced_sm100_preset(), env.SM100_PRESET_VARIABLE)
-        choice = Sm100Choice(preset, choose_configs(problem.shapes, preset, sms))
+        forced = env.forced_sm100_preset()
+        presets = [preset_named(forced, env.SM100_PRESET_VARIABLE)] if forced else PRESETS
         arch = gpu_of(capability, sms)
-        if arch is None:
-            estimate = Estimate(math.inf, "not modelled on this device", {})
-        else:
-            launches = choice.launches_of(problem)
-            estimate = one_after_another([sm100_time(p, arch, config) for p, config in launches])
-        return Plan(self.name, choice, estimate, _notes(problem))
+
+        def plan_of(preset: Preset) -> Plan:
+            configs = choose_configs(problem.shapes, preset, sms, most_rows=most_rows(problem))
+            choice = Sm100Choice(preset, tuple(map(_as_launched, configs)))
+            return Plan(self.name, choice, _estimate(problem, choice, arch), _notes(problem))
+
+        return fastest([plan_of(preset) for preset in presets])
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
         """See ``Backend.run``."""
@@ -71,6 +67,7 @@ class Sm100Backend:
                 launch.params,
                 queue,
                 cluster=(launch.config.cluster, 1, 1),
+                programmatic=launch.config.programmatic,
             )
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
@@ -82,7 +79,11 @@ class Sm100Backend:
                 current_driver(),
                 device,
                 load_kernel(device, config).bind(
-                    launch.ctas, config.threads, launch.params, cluster=(config.cluster, 1, 1)
+                    launch.ctas,
+                    config.threads,
+                    launch.params,
+                    cluster=(config.cluster, 1, 1),
+                    programmatic=config.programmatic,
                 ),
                 params=launch.params,
                 names=names,
@@ -102,6 +103,18 @@ def _launches(
 
     for products, planned in shared_launches(operands, choice):
         yield Sm100Launch.of(products, planned, sms=sms, resident=resident, maps=maps_of(driver))
+
+
+def _as_launched(config: Sm100Config) -> Sm100Config:
+    """Launches wait for their predecessor's end where the environment wants it."""
+    return config if env.programmatic_launches() else replace(config, programmatic=False)
+
+
+def _estimate(problem: Problem, choice: Sm100Choice, arch: GpuArch | None) -> Estimate:
+    if arch is None:
+        return Estimate(math.inf, "not modelled on this device", {})
+    launches = choice.launches_of(problem)
+    return one_after_another([sm100_time(p, arch, config) for p, config in launches])
 
 
 def _wrong_activations(activations: Activations) -> list[str]:

@@ -14,7 +14,8 @@ from nibblas.backends.sm100_params import (
     params_of,
 )
 from nibblas.plan.problem import GroupShape, Problem
-from nibblas.plan.sm100 import CAPACITIES, Preset, Sm100Config, adapted, is_wide
+from nibblas.plan.sm100 import Preset, adapted, is_wide
+from nibblas.plan.sm100_config import CAPACITIES, Sm100Config
 
 
 @dataclass(frozen=True)

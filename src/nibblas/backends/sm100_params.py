@@ -10,10 +10,10 @@ from torch import Tensor
 
 from nibblas.backends.base import Operands
 from nibblas.backends.product_params import ADDRESS_WORDS, PRODUCT_BYTES, pack_product
-from nibblas.plan.sm100 import ENTRY_BYTES, PARAMS_HEADER_BYTES, STAGE_K, TILE_M, Sm100Config
+from nibblas.plan.sm100_config import ENTRY_BYTES, PARAMS_HEADER_BYTES, STAGE_K, Sm100Config
 from nibblas.runtime.tensormap import TENSOR_MAP_BYTES, TensorMapSpec
 
-_HEADER = struct.Struct("=5i")
+_HEADER = struct.Struct("=8i")
 _ENDS = struct.Struct("=2i")
 _PRODUCT_AT = 2 * TENSOR_MAP_BYTES
 _ROW_BYTES = STAGE_K // 2
@@ -69,11 +69,12 @@ def _row_strides(tensor: Tensor) -> list[int]:
     ]
 
 
-def token_tiles(product: Operands) -> int:
-    """Tiles of 128 tokens in all groups; what there may be where sizes are the device's."""
+def token_tiles(product: Operands, config: Sm100Config) -> int:
+    """Tiles of tokens in all groups; what there may be where sizes are the device's."""
+    tile = config.tile_tokens
     if product.max_m:
-        return product.groups * -(-product.max_m // TILE_M)
-    return (product.m + (TILE_M - 1) * min(product.groups, product.m)) // TILE_M
+        return product.groups * -(-product.max_m // tile)
+    return (product.m + (tile - 1) * min(product.groups, product.m)) // tile
 
 
 def column_units(product: Operands, config: Sm100Config) -> int:
@@ -85,8 +86,8 @@ def num_items(products: Sequence[Operands], config: Sm100Config) -> int:
     """Items of a launch; for a packed product the most that there may be."""
     if config.order == "interleaved":
         units = max(column_units(product, config) for product in products)
-        return units * sum(map(token_tiles, products))
-    return sum(token_tiles(product) * column_units(product, config) for product in products)
+        return units * sum(token_tiles(product, config) for product in products)
+    return sum(token_tiles(product, config) * column_units(product, config) for product in products)
 
 
 def params_of(products: Sequence[Operands], config: Sm100Config, maps: Maps) -> bytes:
@@ -99,8 +100,8 @@ def params_of(products: Sequence[Operands], config: Sm100Config, maps: Maps) -> 
     tiles = items = 0
     entries = []
     for product in products:
-        tiles += token_tiles(product)
-        items += token_tiles(product) * column_units(product, config)
+        tiles += token_tiles(product, config)
+        items += token_tiles(product, config) * column_units(product, config)
         entries.append(_entry(product, config, maps, _ENDS.pack(tiles, items)))
     header = _HEADER.pack(
         len(products),
@@ -108,6 +109,9 @@ def params_of(products: Sequence[Operands], config: Sm100Config, maps: Maps) -> 
         config.stages,
         config.tensor_columns,
         config.group_capacity,
+        config.tile_tokens,
+        config.box_rows,
+        config.scale_slots,
     )
     packed = header.ljust(PARAMS_HEADER_BYTES, b"\0") + b"".join(entries)
     return packed.ljust(config.params_bytes, b"\0")
@@ -117,7 +121,7 @@ def _entry(product: Operands, config: Sm100Config, maps: Maps, ends: bytes) -> b
     both = bytes(2 * TENSOR_MAP_BYTES)
     if config.tensor_copies:
         x, w = product.x, product.w
-        x_map = maps.get(_map_of(x[None], TILE_M // config.cluster), x.data_ptr())
+        x_map = maps.get(_map_of(x[None], config.box_rows), x.data_ptr())
         both = x_map + maps.get(_map_of(w, config.tile_n), w.data_ptr())
     entry = both + pack_product(product) + ends
     assert len(entry) == _PRODUCT_AT + PRODUCT_BYTES + _ENDS.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nibblas
 from nibblas.competition.bundle import Bundle
 from nibblas.competition.kernel_text import kernel_text
-from nibblas.plan.sm100 import DEFAULT_PRESET, Preset, Sm100Config, preset_named
+from nibblas.plan.sm100 import DEFAULT_PRESET, Preset, preset_named, source_of
 
 HEADER = """\
 #!POPCORN leaderboard nvfp4_group_gemm
@@ -27,7 +27,7 @@ def submission_text(preset: Preset = DEFAULT_PRESET) -> str:
         ValueError: an unknown preset; or the text would be refused by the bot.
     """
     preset = preset_named(preset, "preset")
-    kernel = kernel_text(Sm100Config.source_name)
+    kernel = kernel_text(source_of(preset))
     if '"""' in kernel:
         raise ValueError('the kernel has """ in it, which would end its literal')
     constants = {"PRESET": f'"{preset}"', "KERNEL": f'r"""{kernel}"""'}

@@ -29,20 +29,15 @@ from nibblas.competition.kernel_text import kernel_text
 from nibblas.competition.task import Group, TaskData, checked_groups
 from nibblas.errors import bad_value
 from nibblas.plan.problem import GroupShape
-from nibblas.plan.sm100 import (
-    DEFAULT_PRESET,
-    ENTRY_BYTES,
-    Preset,
-    Sm100Config,
-    choose_configs,
-)
+from nibblas.plan.sm100 import DEFAULT_PRESET, Preset, choose_configs, source_of
+from nibblas.plan.sm100_config import ENTRY_BYTES, Sm100Config
 from nibblas.runtime.driver import LaunchSpec
 from nibblas.runtime.launcher import Launcher, max_active_clusters
 from nibblas.runtime.records import RecordTemplate
 from nibblas.runtime.tensormap import TENSOR_MAP_BYTES, TensorMapSpec
 
 PRESET: Preset = DEFAULT_PRESET
-"""The set of configurations: "fused_persistent" or "wide_deep"."""
+"""The set of configurations: "fused_persistent", "wide_deep" or "swapped"."""
 
 DEVICE = 0
 SHAPES_KEPT = 256
@@ -245,6 +240,7 @@ def _spec(config: Sm100Config, ctas: int) -> LaunchSpec:
         queue=0,
         parameters=b"",
         cluster=(config.cluster, 1, 1),
+        programmatic=config.programmatic,
     )
 
 
@@ -310,5 +306,5 @@ def custom_kernel(data: TaskData) -> list[Tensor]:
     return [c for _, _, c in data[0]]
 
 
-KERNEL = kernel_text(Sm100Config.source_name)
+KERNEL = kernel_text(source_of(PRESET))
 """CUDA C++. It includes the text of ``Sm100Config.render``."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from nibblas.plan.problem import GroupShape
 
-Order = Literal["runs", "strided", "token_tiles", "interleaved", "even"]
-"""Of items; ``items_of`` draws the first four. "even": cut so finely that all CTAs end together."""
+Order = Literal["runs", "strided", "phases", "token_tiles", "interleaved", "even"]
+"""Of items; ``items_of`` draws the first five. "even": cut so finely that all CTAs end together."""
 
 Mma = Literal["tcgen05", "wgmma", "mma.sync"]
 
@@ -122,10 +122,11 @@ def items_of(shapes: Sequence[GroupShape], schedule: KernelSchedule) -> Items:
 
         runs         g0: u0 (t0 t1) u1 (t0 t1) ... g1: ...    a contiguous run per worker
         strided      the same list, every so manieth item
+        phases       the same with as few workers as need no more phases
         token_tiles  g0: t0 (u0 u1 ...) t1 (u0 u1 ...) ...    every so manieth item
         interleaved  u0: g0 (t0 t1) g1 (t0) ...  u1: ...      every so manieth item
 
-    "runs" and the last two are the orders of kernels/sm100/items.cuh.
+    All but "strided" are the orders of kernels/sm100/items.cuh.
     """
     tiles, units = token_tiles(shapes, schedule), row_units(shapes, schedule)
     interleaved = schedule.order == "interleaved"
@@ -133,7 +134,10 @@ def items_of(shapes: Sequence[GroupShape], schedule: KernelSchedule) -> Items:
         total = int(tiles.sum()) * int(units.max(initial=0))
     else:
         total = int((tiles * units).sum())
-    number = _numbers(total, min(schedule.workers, max(total, 1)), schedule.order == "runs")
+    workers = min(schedule.workers, max(total, 1))
+    if schedule.order == "phases":
+        workers = -(-total // -(-total // workers)) if total else 1
+    number = _numbers(total, workers, schedule.order == "runs")
     known = np.maximum(number, 0)
     if interleaved:
         ends = tiles.cumsum()

@@ -1,242 +1,39 @@
-"""Configurations of the datacenter Blackwell kernel (kernels/sm100), and which one takes a product.
+"""Presets of the datacenter Blackwell kernels (kernels/sm100): which configuration takes a product.
 
-Two presets, each a set of configurations with the rules by which two public kernels of the NVFP4
-grouped-GEMM competition on B200 choose them:
+Three presets, each a set of configurations with the rules by which they are chosen. The first two
+are those of public kernels of the NVFP4 grouped-GEMM competition on B200:
 
     fused_persistent  128 x 128 tiles, clusters of 1, 2 or 4 along N that share their tokens, 4 to 6
                       stages, two sets of sums, contiguous runs of tiles
     wide_deep         128 x 256 tiles in clusters of 4 for wide products, else 128 x 128 tiles with
                       6 or 3 stages; one producer for tokens and one for weights
+    swapped           weights on the tensor core's M side, 256 rows by pairs of CTAs, tokens on N,
+                      as many as a group has; 5 to 8 stages (plan/sm100_swapped.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 from nibblas.errors import bad_value
-from nibblas.plan.kernel_schedule import KernelSchedule
-from nibblas.plan.problem import GroupShape
+from nibblas.plan.problem import GroupShape, Problem
+from nibblas.plan.sm100_config import (
+    CAPACITIES,
+    MAX_GROUPS_OF_TWO,
+    SWAPPED_SOURCE,
+    TILE_M,
+    TOKENS_ON_M_SOURCE,
+    Sm100Config,
+)
+from nibblas.plan.sm100_swapped import choose_swapped, loading, swapped
 
-Preset = Literal["fused_persistent", "wide_deep"]
+Preset = Literal["fused_persistent", "wide_deep", "swapped"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 
-Order = Literal["runs", "interleaved", "token_tiles"]
-"""Of items of work; kernels/sm100/items.cuh draws them."""
-
 DEFAULT_PRESET: Preset = "fused_persistent"
-
-TARGETS: Mapping[tuple[int, int], str] = MappingProxyType({(10, 0): "sm_100f", (10, 3): "sm_100f"})
-
-TILE_M = 128
-STAGE_K = 256
-MAX_STAGES = 6
-MAX_GROUPS = 1024
-"""Of a packed or masked product."""
-MAX_GROUPS_OF_TWO = 512
-"""The same where two CTAs share a multiprocessor."""
-
-SHARED_BYTES = 227 << 10
-"""Most that one CTA can have; two on a multiprocessor have 1 KB less than half of 228 each."""
-_SHARED_BYTES_OF_TWO = (228 << 10) // 2 - (1 << 10)
-
-#: Products that one launch takes: 4 KB hold a packed product and the usual competition cases need
-#: 16; the most that a launch's 32,764 bytes of parameters hold is 56.
-CAPACITIES = (1, 16, 56)
-
-_TENSOR_MAP_BYTES = 128
-_PRODUCT_BYTES = 38 * 8
-ENTRY_BYTES = 576
-PARAMS_HEADER_BYTES = 64
-assert ENTRY_BYTES - 64 < 2 * _TENSOR_MAP_BYTES + _PRODUCT_BYTES + 8 <= ENTRY_BYTES
-
-
-@dataclass(frozen=True)
-class Sm100Config:
-    """One variant of ``nibblas_sm100_grouped_mm``, and how a launch of it is laid out.
-
-    The kernel is compiled for all fields but ``stages``, which is a parameter.
-
-    Attributes:
-        tile_n: weight rows per CTA, 128 or 256.
-        cluster: CTAs along N that share their tokens: 1, 2 or 4.
-        producers: warps that copy operands: 1, or 2 for tokens and weights apart; 4 that load them
-            where ``tensor_copies`` is off.
-        accumulators: sets of sums in tensor memory, 1 or 2.
-        multicast_scales: token scales are copied once per cluster, as tokens are.
-        prefetches: a producer brings the next item's first stages into L2.
-        bulk_scales: both scales are blocked and aligned: atoms are copied whole. Else two more
-            warps gather them from any layout.
-        tensor_copies: codes come through TMA, which needs rows at multiples of 16 bytes.
-        order: of items of work: "runs" are contiguous, the others strided.
-        capacity: products of one launch, of ``CAPACITIES``.
-        stages: of the ring.
-    """
-
-    tile_n: int
-    cluster: int
-    producers: int
-    accumulators: int
-    multicast_scales: bool
-    prefetches: bool
-    bulk_scales: bool
-    tensor_copies: bool
-    order: Order
-    capacity: int
-    stages: int
-
-    source_name = "sm100/grouped_mm.cu"
-    entry = "nibblas_sm100_grouped_mm"
-
-    @property
-    def threads(self) -> int:
-        """Four epilogue warps, the MMA warp, the producers, and warps that gather scales."""
-        return 32 * (5 + self.producers + (0 if self.bulk_scales else 2))
-
-    @property
-    def cluster_columns(self) -> int:
-        """Columns of an item of work."""
-        return self.tile_n * self.cluster
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes of one ``Stage``: codes and scales of both operands."""
-        return (TILE_M + self.tile_n) * (STAGE_K // 2 + STAGE_K // 16)
-
-    @property
-    def control_bytes(self) -> int:
-        """Bytes of ``Control``: barriers, the address of tensor memory, the scheduler's scratch."""
-        warps = self.threads // 32
-        scratch = _rounded_up(4 * (4 * warps + 2), 8) + 48
-        barriers = 8 * (2 * MAX_STAGES + 2 * self.accumulators)
-        return _rounded_up(_rounded_up(barriers + 4, 8) + scratch, 16)
-
-    @property
-    def ctas_per_sm(self) -> int:
-        return 2 if 2 * self.tensor_columns <= 512 and self._fits(_SHARED_BYTES_OF_TWO, 1) else 1
-
-    @property
-    def group_capacity(self) -> int:
-        """Groups of a packed product that the table in shared memory holds."""
-        most = _SHARED_BYTES_OF_TWO if self.ctas_per_sm == 2 else SHARED_BYTES
-        room = most - self.stages * self.stage_bytes - self.control_bytes
-        return min(MAX_GROUPS, room // 8)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Stages, ``Control``, and two numbers per group."""
-        return self.stages * self.stage_bytes + self.control_bytes + 8 * self.group_capacity
-
-    @property
-    def sum_columns(self) -> int:
-        return self.accumulators * self.tile_n
-
-    @property
-    def slot_columns(self) -> int:
-        """Columns of tensor memory for a stage's scales."""
-        return (STAGE_K // 16) * (1 + self.tile_n // 128)
-
-    @property
-    def tensor_columns(self) -> int:
-        """Columns of tensor memory to allocate, a power of two."""
-        used = self.sum_columns + self.stages * self.slot_columns
-        return 1 << (used - 1).bit_length()
-
-    @property
-    def params_bytes(self) -> int:
-        return PARAMS_HEADER_BYTES + self.capacity * ENTRY_BYTES
-
-    def schedule(self, sms: int) -> KernelSchedule:
-        """What the cost model takes the kernel for on a device with so many multiprocessors."""
-        clusters = sms * self.ctas_per_sm // self.cluster
-        return KernelSchedule(
-            tile_tokens=TILE_M,
-            token_step=TILE_M,
-            tile_rows=self.tile_n,
-            block_k=STAGE_K,
-            stages=self.stages,
-            ctas=max(1, clusters) * self.cluster,
-            ctas_per_sm=self.ctas_per_sm,
-            cluster=self.cluster,
-            order=self.order,
-            mma="tcgen05",
-            overlapped=self.accumulators > 1,
-        )
-
-    def _fits(self, most: int, groups: int) -> bool:
-        return self.stages * self.stage_bytes + self.control_bytes + 8 * groups <= most
-
-    def __str__(self) -> str:
-        codes = "copied by TMA" if self.tensor_copies else "loaded"
-        scales = "copied in bulk" if self.bulk_scales else "gathered"
-        return f"{self.outline}, codes {codes}, scales {scales}"
-
-    @property
-    def outline(self) -> str:
-        """What holds for any operands, in words: ``adapted`` settles the rest launch by launch."""
-        sums = "1 set" if self.accumulators == 1 else f"{self.accumulators} sets"
-        return (
-            f"sm100 {TILE_M}x{self.tile_n}x{STAGE_K}, cluster {self.cluster}, "
-            f"{self.stages} stages, {sums} of sums, {self.order}"
-        )
-
-    def target(self, compute_capability: tuple[int, int]) -> str:
-        """The NVRTC target to compile for; ValueError: the device has no tcgen05."""
-        target = TARGETS.get(compute_capability)
-        if target is None:
-            found = ".".join(map(str, compute_capability))
-            wanted = "one of " + ", ".join(".".join(map(str, known)) for known in TARGETS)
-            raise bad_value("compute_capability", given=found, wanted=wanted)
-        return target
-
-    def render(self) -> str:
-        """Text of the kernel's "config.h"."""
-        numbers = {
-            "kTileN": self.tile_n,
-            "kCluster": self.cluster,
-            "kProducers": self.producers,
-            "kAccumulators": self.accumulators,
-            "kProducts": self.capacity,
-            "kThreads": self.threads,
-            "kStageBytes": self.stage_bytes,
-            "kControlBytes": self.control_bytes,
-            "kSumColumns": self.sum_columns,
-            "kSlotColumns": self.slot_columns,
-        }
-        switches = {
-            "kMulticastScales": self.multicast_scales,
-            "kPrefetches": self.prefetches,
-            "kBulkScales": self.bulk_scales,
-            "kTensorCopies": self.tensor_copies,
-        }
-        order = "k" + "".join(word.capitalize() for word in self.order.split("_"))
-        lines = [f"  static constexpr int {name} = {value};" for name, value in numbers.items()]
-        lines += [
-            f"  static constexpr bool {name} = {str(value).lower()};"
-            for name, value in switches.items()
-        ]
-        return "\n".join(
-            [
-                "#pragma once",
-                "namespace nibblas {",
-                "enum class Order : int { kRuns, kInterleaved, kTokenTiles };",
-                "struct Config {",
-                *lines,
-                f"  static constexpr Order kOrder = Order::{order};",
-                "};",
-                "}  // namespace nibblas",
-                "",
-            ]
-        )
-
-    def exported_sizes(self) -> dict[str, int]:
-        """Symbols of the compiled kernel and what they must hold."""
-        return {
-            "nibblas_stage_bytes": self.stage_bytes,
-            "nibblas_parameter_bytes": self.params_bytes,
-        }
+"""Where nobody names one and no model decides: of a submission to the competition."""
 
 
 def _fused(cluster: int, stages: int) -> Sm100Config:
@@ -327,17 +124,34 @@ def preset_named(name: str | None, argument: str) -> Preset:
     raise bad_value(argument, given=repr(name), wanted=f"one of {', '.join(map(repr, PRESETS))}")
 
 
+def source_of(preset: Preset) -> str:
+    """The kernel's file below kernels/."""
+    return SWAPPED_SOURCE if preset == "swapped" else TOKENS_ON_M_SOURCE
+
+
 def choose_configs(
-    shapes: Sequence[GroupShape], preset: Preset, sms: int
+    shapes: Sequence[GroupShape], preset: Preset, sms: int, *, most_rows: int | None = None
 ) -> tuple[Sm100Config, ...]:
     """The configurations of a problem's launches: two where wide_deep finds groups of both kinds.
 
     Layouts and capacity: as for aligned blocked operands of one product; ``adapted`` settles them.
+
+    Args:
+        most_rows: that any group may have, where ``shapes`` does not say it: see ``most_rows``.
     """
+    if preset == "swapped":
+        return (choose_swapped(shapes, sms, most_rows),)
     if preset == "fused_persistent":
         return (choose_fused(shapes),)
     kinds = [[s for s in shapes if is_wide(s) == wide] for wide in (True, False)]
     return tuple(choose_wide_deep(kind, sms) for kind in kinds if kind)
+
+
+def most_rows(problem: Problem) -> int | None:
+    """Rows that any group may have where its size is the device's; None: the host knows sizes."""
+    if problem.form == "list":
+        return None
+    return problem.rows if problem.form == "packed" else max(s.m for s in problem.shapes)
 
 
 def adapted(
@@ -349,6 +163,8 @@ def adapted(
     """
     capacity = next(c for c in CAPACITIES if c >= products)
     config = replace(config, capacity=capacity)
+    if config.swapped and not tensor_copies:
+        return loading(config)
     if not tensor_copies:
         return replace(
             config,
@@ -371,6 +187,7 @@ def adapted(
 def all_configs() -> Iterator[Sm100Config]:
     """Every compiled variant that the presets and ``adapted`` can ask for, for prebuilding."""
     bases = [*(_fused(cluster, 4) for cluster in (1, 2, 4)), _wide(), _deep(6)]
+    bases += [swapped(cluster, 128) for cluster in (2, 1)]
     kinds = ((True, True), (False, True), (False, False))
     seen: set[str] = set()
     for base in bases:
@@ -382,7 +199,3 @@ def all_configs() -> Iterator[Sm100Config]:
                 if config.render() not in seen:
                     seen.add(config.render())
                     yield config
-
-
-def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 from nibblas import env
@@ -195,6 +196,7 @@ def loaded_kernels() -> tuple[LoadedKernel, ...]:
     return tuple(_loaded.get(current_driver(), {}).values())
 
 
+@lru_cache(maxsize=64)
 def _ptx(source: KernelSource) -> bytes:
     """With source lines, for the reports of whoever reads it."""
     headers = dict(source.headers)

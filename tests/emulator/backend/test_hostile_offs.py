@@ -42,7 +42,7 @@ def product_of(x: NVFP4Array, scales: torch.Tensor, entries: list[int], rule: st
 @pytest.mark.parametrize("rule", ["torch", "flashinfer"])
 @pytest.mark.parametrize(
     ("arch", "preset"),
-    [("sm_90", ""), ("sm_100", "fused_persistent"), ("sm_100", "wide_deep")],
+    [("sm_90", ""), ("sm_100", "fused_persistent"), ("sm_100", "wide_deep"), ("sm_100", "swapped")],
 )
 def test_scales_end_before_the_groups_that_offs_asks_for(arch: str, preset: str, rule: str) -> None:
     """One atom of rows, and offs with three groups in use: other scales, none beyond the buffer."""

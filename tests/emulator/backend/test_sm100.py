@@ -30,15 +30,18 @@ from nibblas.formats.reference import error_bound, grouped_mm_reference, within_
 from nibblas.plan.cost import Estimate
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
-from nibblas.plan.sm100 import PRESETS, Sm100Config
+from nibblas.plan.sm100 import PRESETS
+from nibblas.plan.sm100_config import Sm100Config
 from tests.api.problems import assert_right, offs_of, random_array
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 KERNEL = "nibblas_sm100_grouped_mm"
+SWAPPED = "nibblas_sm100_swapped"
 EMULATED = Target("emulated")
 
 each_preset = pytest.mark.parametrize("preset", PRESETS)
+each_kernel = pytest.mark.parametrize("preset", ["fused_persistent", "swapped"])
 
 
 def emulated_as(number: int, **more: Any) -> Any:
@@ -52,8 +55,9 @@ def emulated_as(number: int, **more: Any) -> Any:
     return emulating("sm_100", **{**keywords, **more})
 
 
-def assert_ran_here(emulation: Emulation) -> None:
-    assert {report.kernel for report in emulation.reports} == {KERNEL}
+def assert_ran_here(emulation: Emulation, preset: str = "fused_persistent") -> None:
+    kernel = SWAPPED if preset == "swapped" else KERNEL
+    assert {report.kernel for report in emulation.reports} == {kernel}
 
 
 # The sweep
@@ -78,7 +82,7 @@ def test_sweep(preset: str, number: int) -> None:
         verdict = judge(truth_of(draw(11, number)), EMULATED)
     assert verdict.refused is None
     assert verdict.passed, verdict.violations
-    assert_ran_here(emulation)
+    assert_ran_here(emulation, preset)
 
 
 def exact_problems() -> Iterator[Any]:
@@ -91,13 +95,14 @@ def exact_problems() -> Iterator[Any]:
                 yield pytest.param(name, index, id=f"{name}-{index}")
 
 
+@each_kernel
 @pytest.mark.parametrize(("check", "index"), list(exact_problems()))
-def test_bit_exact(check: str, index: int) -> None:
-    with emulated_as(index) as emulation:
+def test_bit_exact(check: str, index: int, preset: str) -> None:
+    with env.sm100_preset(preset), emulated_as(index) as emulation:
         verdict = judge(CHECKS[check].problem(index), EMULATED)
     assert verdict.refused is None
     assert verdict.passed, verdict.violations
-    assert_ran_here(emulation)
+    assert_ran_here(emulation, preset)
 
 
 # Every pair of values of any two fields of the configuration
@@ -249,7 +254,7 @@ def assert_bits_equal(case: Case, preset: str, number: int) -> None:
     data = generate_input(**arguments)
     with env.sm100_preset(preset), emulated_as(number, num_sms=8) as emulation:
         found = custom_kernel(data, backend="emulated")
-    assert_ran_here(emulation)
+    assert_ran_here(emulation, preset)
     for one, right in zip(found, expected, strict=True):
         assert torch.equal(one, right)
 
@@ -267,38 +272,43 @@ def tokens_of(
     return random_array(shape, seed, global_shape=per_group, ends=ends, rule=rule)
 
 
-def run_packed(x: NVFP4Array, w: NVFP4Array, ends: list[int], number: int) -> torch.Tensor:
-    """The product, which is right and of this kernel."""
-    with emulated_as(number) as emulation:
+def run_packed(
+    x: NVFP4Array, w: NVFP4Array, ends: list[int], number: int, preset: str
+) -> torch.Tensor:
+    """The product, which is right and of that preset's kernel."""
+    with env.sm100_preset(preset), emulated_as(number) as emulation:
         y = nibblas.grouped_mm(x, w, offs_of(ends), out_dtype=torch.float32, backend="emulated")
-    assert_ran_here(emulation)
+    assert_ran_here(emulation, preset)
     assert_right(y, x, w, offs_of(ends))
     return y
 
 
+@each_kernel
 @pytest.mark.parametrize("k", [16, 32, 48, 208, 288, 304])
 @pytest.mark.parametrize("x_layout", ["linear", "blocked"])
 @pytest.mark.parametrize("w_layout", ["linear", "blocked"])
-def test_padding_that_is_nan(k: int, x_layout: str, w_layout: str) -> None:
+def test_padding_that_is_nan(k: int, x_layout: str, w_layout: str, preset: str) -> None:
     """K % 64 = 16, 32 and 48: the scales of blocks and rows that do not exist are NaN."""
     ends = [3, 3, 20]
     w = random_array((3, 72, k), k, layout=w_layout)
     x = tokens_of(ends, k, k + 1, layout=x_layout, rule="torch")
-    assert bool(run_packed(x, w, ends, k).isfinite().all())
+    assert bool(run_packed(x, w, ends, k, preset).isfinite().all())
 
 
+@each_kernel
 @pytest.mark.parametrize("rule", ["torch", "flashinfer"])
-def test_where_the_scales_of_a_group_begin(rule: str) -> None:
+def test_where_the_scales_of_a_group_begin(rule: str, preset: str) -> None:
     ends = [100, 100, 230, 231]
     w = random_array((4, 64, 256), 1, layout="blocked")
-    run_packed(tokens_of(ends, 256, 2, layout="blocked", rule=rule), w, ends, 3)
+    run_packed(tokens_of(ends, 256, 2, layout="blocked", rule=rule), w, ends, 3, preset)
 
 
-def test_operands_at_odd_addresses() -> None:
+@each_kernel
+def test_operands_at_odd_addresses(preset: str) -> None:
     """What TMA cannot read is loaded: codes and scales at any address, rows of any length."""
     ends = [2, 6]
     w, x = random_array((2, 24, 272), 13), random_array((6, 272), 14)
-    run_packed(at_odd_addresses(x), at_odd_addresses(w), ends, 4)
+    run_packed(at_odd_addresses(x), at_odd_addresses(w), ends, 4, preset)
 
 
 def at_odd_addresses(array: NVFP4Array) -> NVFP4Array:
@@ -309,12 +319,13 @@ def at_odd_addresses(array: NVFP4Array) -> NVFP4Array:
     return NVFP4Array(moved(array.codes), moved(array.scales), global_scale=array.global_scale)
 
 
-def test_a_row_has_the_same_bits_in_groups_of_any_size() -> None:
+@each_kernel
+def test_a_row_has_the_same_bits_in_groups_of_any_size(preset: str) -> None:
     w, x = random_array((1, 40, 512), 7), random_array((300, 512), 8)
     rows = []
     for m in (1, 8, 129, 300):
         part = NVFP4Array(x.codes[:m], x.scales[:m], global_scale=x.global_scale)
-        rows.append(run_packed(part, w, [m], m))
+        rows.append(run_packed(part, w, [m], m, preset))
     assert all(torch.equal(y, rows[-1][: len(y)]) for y in rows)
 
 

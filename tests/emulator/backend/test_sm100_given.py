@@ -26,7 +26,8 @@ from nibblas.emulator.compile import kernel_ptx
 from nibblas.emulator.machine.tensor_memory import TensorMemory
 from nibblas.plan.problem import GroupShape, Problem
 from nibblas.plan.select import Plan
-from nibblas.plan.sm100 import PRESETS, Sm100Config, choose_fused, choose_wide_deep
+from nibblas.plan.sm100 import PRESETS, choose_fused, choose_wide_deep
+from nibblas.plan.sm100_config import Sm100Config
 from nibblas.runtime import source
 from tests.api.problems import assert_right, offs_of, random_array
 

@@ -66,33 +66,40 @@ def test_a_copy_kept_by_address_is_noticed() -> None:
         multiply_twice(multiply)
 
 
-def multiply_high_rows() -> None:
+def multiply_high_rows(preset: str) -> None:
     """Tokens that lie beyond row 65535, few of them."""
-    x, w = random_array((2, 65600, 64), 1), random_array((2, 8, 64), 2)
-    out = torch.full((2, 65600, 8), float("nan"))
+    x, w = random_array((2, 65600, 64), 1), random_array((2, 32, 64), 2)
+    out = torch.full((2, 65600, 32), float("nan"))
     rows = torch.tensor([0, 3], dtype=torch.int32)
-    with emulating("sm_100", num_sms=1):
+    with env.sm100_preset(preset), emulating("sm_100", num_sms=2) as runs:
         nibblas.grouped_mm_masked(x, w, rows, out=out, backend="emulated")
+    assert "sm100" in runs.reports[-1].kernel
     tokens = NVFP4Array(x.codes[1, :3], x.scales[1, :3], global_scale=x.global_scale)
     own = NVFP4Array(w.codes[1:], w.scales[1:], global_scale=w.global_scale)
     assert_right(out[1, :3], tokens, own, offs_of([3]))
     assert bool(out[0].isnan().all()) and bool(out[1, 3:].isnan().all())
 
 
-def test_rows_beyond_16_bits() -> None:
-    multiply_high_rows()
+@pytest.mark.parametrize("preset", ["fused_persistent", "swapped"])
+def test_rows_beyond_16_bits(preset: str) -> None:
+    multiply_high_rows(preset)
 
 
 IN_16_BITS: dict[str, Replacement] = {
     "rows": (
         "sm100/items.cuh",
-        "item.row = begin + static_cast<i64>(place.tile) * kTileM;",
-        "item.row = static_cast<u16>(begin + static_cast<i64>(place.tile) * kTileM);",
+        "item.row = begin + static_cast<i64>(place.tile) * tile_tokens(p_);",
+        "item.row = static_cast<u16>(begin + static_cast<i64>(place.tile) * tile_tokens(p_));",
     ),
     "coordinates": (
         "sm100/copies.cuh",
         "const i32 row = static_cast<i32>(item.row) + slice;",
         "const i32 row = static_cast<u16>(item.row) + slice;",
+    ),
+    "coordinates, swapped": (
+        "sm100/swapped_copies.cuh",
+        "{static_cast<i32>(item.row) + rank_in_pair() * share,",
+        "{static_cast<u16>(item.row) + rank_in_pair() * share,",
     ),
 }
 
@@ -103,4 +110,4 @@ def test_numbers_of_16_bits_are_noticed(what: str, tmp_path: Path) -> None:
         planted(tmp_path, (IN_16_BITS[what],)),
         pytest.raises((AssertionError, EmulationError)),
     ):
-        multiply_high_rows()
+        multiply_high_rows("swapped" if "swapped" in what else "fused_persistent")

@@ -21,7 +21,8 @@ from nibblas.backends.sm100_params import num_items, params_of
 from nibblas.emulator import Device
 from nibblas.emulator.compile import cuda_ptx
 from nibblas.plan.problem import GroupShape
-from nibblas.plan.sm100 import CAPACITIES, Sm100Config, choose_fused, choose_wide_deep
+from nibblas.plan.sm100 import choose_fused, choose_wide_deep
+from nibblas.plan.sm100_config import CAPACITIES, Sm100Config
 from nibblas.runtime.source import KernelSource
 from tests.backends.sm100_records import operands
 

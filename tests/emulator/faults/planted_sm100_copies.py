@@ -8,6 +8,7 @@ from tests.emulator.faults.sm100_fault import (
     GATHER,
     ITEMS,
     MAIN,
+    MASK,
     MULTIPLY,
     SHARED,
     Fault,
@@ -44,7 +45,7 @@ FAULTS = [
     ),
     Fault(
         "no proxy fence after scales are masked",
-        MULTIPLY,
+        MASK,
         "  ptx::fence_proxy_async();\n",
         "",
         always=True,
@@ -152,15 +153,15 @@ FAULTS = [
     Fault(
         "too few bytes are expected",
         COPIES,
-        "sizeof(Stage::x) + atom_bytes",
-        "sizeof(Stage::x)",
+        "kTileM * kRowBytes + atom_bytes",
+        "kTileM * kRowBytes",
         shows="DataRace Deadlock",
     ),
     Fault(
         "too many bytes are expected",
         COPIES,
-        "sizeof(Stage::x) + atom_bytes",
-        "sizeof(Stage::x) + 2 * atom_bytes",
+        "kTileM * kRowBytes + atom_bytes",
+        "kTileM * kRowBytes + 2 * atom_bytes",
         shows="Deadlock",
     ),
     Fault(
@@ -251,8 +252,8 @@ FAULTS = [
     ),
     Fault(
         "scales beyond K are not masked",
-        MULTIPLY,
-        "k + kStageK > k_end && k_end % kMmaK != 0",
+        MASK,
+        "Config::kBulkScales && k + kStageK > k_end && k_end % kMmaK != 0",
         "false",
         always=True,
         shows="wrong",
@@ -273,9 +274,9 @@ FAULTS = [
     ),
     Fault(
         "only the scales of x are masked",
-        MULTIPLY,
-        "i <= kRowAtoms; ++i) {\n    u8* atoms",
-        "i < kRowAtoms; ++i) {\n    u8* atoms",
+        MASK,
+        "i < token_atoms + kRowAtoms; ++i)",
+        "i < token_atoms; ++i)",
         shows="wrong",
     ),
     Fault(

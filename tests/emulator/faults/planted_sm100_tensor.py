@@ -267,17 +267,17 @@ FAULTS = [
     ),
     Fault(
         "commits of the peer are not counted",
-        SHARED,
-        "kEmptyArrivals = Config::kCluster",
-        "kEmptyArrivals = 1",
+        MAIN,
+        "control.empty[slot]), Config::kCluster)",
+        "control.empty[slot]), 1)",
         variant="cluster",
         shows="DataRace BarrierError",
     ),
     Fault(
         "one commit too many is expected",
-        SHARED,
-        "kEmptyArrivals = Config::kCluster",
-        "kEmptyArrivals = 1 + Config::kCluster",
+        MAIN,
+        "control.empty[slot]), Config::kCluster)",
+        "control.empty[slot]), 1 + Config::kCluster)",
         shows="Deadlock",
     ),
     Fault(

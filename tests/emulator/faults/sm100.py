@@ -22,7 +22,7 @@ from nibblas.formats.reference import Exact, error_bound, grouped_mm_reference, 
 from nibblas.plan.cost import Estimate
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
-from nibblas.plan.sm100 import Sm100Config
+from nibblas.plan.sm100_config import Sm100Config
 from nibblas.runtime import source
 from tests.api.problems import offs_of, random_array
 

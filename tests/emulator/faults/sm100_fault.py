@@ -8,6 +8,7 @@ from tests.emulator.faults.sm100 import Replacement, Schedule
 
 COPIES, MULTIPLY, EPILOGUE = "copies.cuh", "multiply.cuh", "epilogue.cuh"
 SHARED, ITEMS, GATHER, MAIN = "shared.cuh", "items.cuh", "gather.cuh", "grouped_mm.cu"
+MASK = "mask.cuh"
 DESCRIPTORS = "common/tcgen05_descriptors.h"
 
 

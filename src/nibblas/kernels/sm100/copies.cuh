@@ -23,12 +23,12 @@ static __device__ __forceinline__ i64 k_atoms(i32 k) { return ceil_div(k, kMmaK)
 template <bool kTokens, bool kWeights>
 static __device__ __forceinline__ u32 stage_bytes(i32 atoms) {
   const u32 atom_bytes = Config::kBulkScales ? atoms * static_cast<u32>(kAtomBytes) : 0;
-  return (kTokens ? sizeof(Stage::x) + atom_bytes : 0) +
-         (kWeights ? sizeof(Stage::w) + kRowAtoms * atom_bytes : 0);
+  return (kTokens ? kTileM * kRowBytes + atom_bytes : 0) +
+         (kWeights ? kWBytes + kRowAtoms * atom_bytes : 0);
 }
 
-static __device__ __forceinline__ void copy_tokens(const Item& item, i32 k, i32 atoms, Stage& stage,
-                                                   u32 full) {
+static __device__ __forceinline__ void copy_tokens(const Item& item, i32 k, i32 atoms,
+                                                   const Stage& stage, u32 full) {
   const ptx::TensorMap& map = item.entry->x_map;
   const i32 rank = blockIdx.x % Config::kCluster;
   const i32 slice = rank * kSliceRows;
@@ -52,7 +52,7 @@ static __device__ __forceinline__ void copy_tokens(const Item& item, i32 k, i32 
 }
 
 static __device__ __forceinline__ void copy_weights(const Item& item, i32 k, i32 atoms,
-                                                    Stage& stage, u32 full) {
+                                                    const Stage& stage, u32 full) {
   ptx::cp_async_bulk_tensor_3d(ptx::shared_address(stage.w), item.entry->w_map, k / 2,
                                static_cast<i32>(item.column), item.group, full, ptx::kEvictFirst);
   if constexpr (!Config::kBulkScales) return;

@@ -1,11 +1,9 @@
 // The epilogue warps: a thread has one token's sums, and turns them into outputs 16 columns at a
-// time, in this order: s = w_global * x_global; s *= alpha; y = sum * s; y *= row_scale; y += bias;
-// out = cast(y). Warps without tokens only say that they are done.
+// time (factors.cuh). Warps without tokens only say that they are done.
 #pragma once
 
-#include "../common/elements.cuh"
 #include "../common/ptx/tcgen05.cuh"
-#include "items.cuh"
+#include "factors.cuh"
 
 namespace nibblas::sm100 {
 
@@ -15,16 +13,15 @@ constexpr i32 kChunk = 16;
 class TokenOutput {
  public:
   __device__ TokenOutput(const Item& item, i32 token)
-      : p_(item.entry->product), group_(item.group), n_(item.n), element_(bytes_of(p_.out_type)) {
-    const i64 row_bytes = p_.out_row_stride * element_;
-    row_ = static_cast<u8*>(p_.out) + (item.row + token) * row_bytes;
-    vectors_ = p_.out_column_stride == 1 && (reinterpret_cast<u64>(p_.out) | row_bytes) % 16 == 0;
+      : p_(item.entry->product),
+        factors_(p_, item.group),
+        n_(item.n),
+        element_(bytes_of(p_.out_type)),
+        vectors_(takes_vectors(p_)) {
+    row_ = static_cast<u8*>(p_.out) + (item.row + token) * p_.out_row_stride * element_;
     if (p_.row_scale != nullptr) row_scale_ = p_.row_scale[item.row + token];
-    if (p_.x_global != nullptr) x_global_ = p_.x_global[group_ * p_.x_global_stride];
-    if (p_.alpha != nullptr) alpha_ = p_.alpha[group_];
     // A CTA of the cluster that lies beyond N writes nothing, and there is no segment for it.
-    const i64 column = min_of(item.column, n_ - 1);
-    start_segment(static_cast<u32>(column) / static_cast<u32>(p_.segment_columns));
+    start_segment(segment_of(p_, min_of(item.column, n_ - 1)));
   }
 
   // Writes kChunk columns from `column` on, those that exist; columns come in order.
@@ -46,12 +43,7 @@ class TokenOutput {
   __device__ void start_segment(i64 segment) {
     segment_ = segment;
     segment_end_ = (segment + 1) * p_.segment_columns;
-    float w_global = 1;
-    if (p_.w_global != nullptr) {
-      w_global =
-          p_.w_global[group_ * p_.w_global_group_stride + segment * p_.w_global_segment_stride];
-    }
-    scale_ = w_global * x_global_ * alpha_;
+    scale_ = factors_.of_segment(segment);
   }
 
   // Segment by segment, each of which has a part of the columns.
@@ -70,10 +62,9 @@ class TokenOutput {
   }
 
   __device__ __forceinline__ void add_bias(float (&y)[kChunk], i64 column, i32 count) const {
-    const i64 first = group_ * p_.bias_group_stride + column;
 #pragma unroll
     for (i32 i = 0; i < kChunk; ++i) {
-      if (i < count) y[i] = __fadd_rn(y[i], load_element(p_.bias, p_.bias_type, first + i));
+      if (i < count) y[i] = __fadd_rn(y[i], factors_.bias(column + i));
     }
   }
 
@@ -107,14 +98,12 @@ class TokenOutput {
   }
 
   const Product& p_;
-  i32 group_;
+  GroupFactors factors_;
   i64 n_;
   i64 element_;
-  u8* row_;
   bool vectors_;
+  u8* row_;
   float row_scale_ = 1;
-  float x_global_ = 1;
-  float alpha_ = 1;
   float scale_ = 1;
   i64 segment_;
   i64 segment_end_;

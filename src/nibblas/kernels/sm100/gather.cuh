@@ -78,19 +78,20 @@ static __device__ __forceinline__ ScaleRows weight_scales(const Item& item) {
 // By one warp: the scales of tokens, or else of weights.
 template <bool kTokens>
 static __device__ void gather_scales(const Params& p, const Control& control, u8* shared) {
-  constexpr i32 kRows = kTokens ? kTileM : Config::kTileN;
   const i32 lane = threadIdx.x % kWarpLanes;
   RingPlace place(p, shared);
   for (Items items(p, control); !items.done(); items.advance()) {
     const Item item = items.item();
     const ScaleRows from = kTokens ? token_scales(item) : weight_scales(item);
+    // Whole atoms are copied to tensor memory.
+    const i64 rows = kTokens ? round_up(padded_tokens(item), kAtomRows) : Config::kTileN;
     const i32 k_blocks = item.k / static_cast<i32>(kScaleBlock);
     for (i32 block = 0; block < k_blocks; block += kStageK / kScaleBlock, place.advance()) {
       const i32 count = static_cast<i32>(min_of(k_blocks - block, kStageK / kScaleBlock));
       place.wait_until_empty();
       u8* to = kTokens ? place.stage().x_scales : place.stage().w_scales;
 #pragma unroll 1
-      for (i32 row = lane; row < kRows; row += kWarpLanes) {
+      for (i32 row = lane; row < rows; row += kWarpLanes) {
         uint4 scales{};
         if (row < from.count) {
           scales = load_scales(from.scales, from.matrix, from.first + row, block, count, k_blocks);
@@ -136,7 +137,7 @@ static __device__ void gather_operands(const Params& p, const Control& control, 
     const u8* weights = w.bytes + item.group * w.group_bytes + item.column * w.row_bytes;
     for (i32 k = 0; k < item.k; k += kStageK, place.advance()) {
       place.wait_until_empty();
-      gather_rows(x, tokens, item.rows, kTileM, k, item.k, place.stage().x);
+      gather_rows(x, tokens, item.rows, padded_tokens(item), k, item.k, place.stage().x);
       gather_rows(w, weights, item.n - item.column, Config::kTileN, k, item.k, place.stage().w);
       publish(place.full());
     }

@@ -22,7 +22,8 @@
 
 namespace nibblas::sm100 {
 
-static_assert(sizeof(Stage) == Config::kStageBytes, "the host's shared-memory map differs");
+static_assert(stage_bytes_of(kTileM, 1) == Config::kStageBytes,
+              "the host's shared-memory map differs");
 static_assert(sizeof(Control) == Config::kControlBytes, "the host's shared-memory map differs");
 static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches another block");
 static_assert(kSumColumns == Config::kSumColumns && kSlotColumns == Config::kSlotColumns,
@@ -34,7 +35,7 @@ constexpr i32 kCtasPerSm = Config::kTensorCopies ? 2 : 1;
 static __device__ __forceinline__ void init_barriers(const Params& p, Control& control) {
   for (i32 slot = 0; slot < p.stages; ++slot) {
     ptx::mbarrier_init(ptx::shared_address(&control.full[slot]), kFullArrivals);
-    ptx::mbarrier_init(ptx::shared_address(&control.empty[slot]), kEmptyArrivals);
+    ptx::mbarrier_init(ptx::shared_address(&control.empty[slot]), Config::kCluster);
   }
 #pragma unroll
   for (i32 i = 0; i < Config::kAccumulators; ++i) {
@@ -75,7 +76,7 @@ static __device__ __forceinline__ void produce(const Params& p, Control& control
 
 static __device__ __forceinline__ void run(const Params& p, u8* shared) {
   const i32 warp = threadIdx.x / kWarpLanes;
-  Control& control = *reinterpret_cast<Control*>(shared + p.stages * sizeof(Stage));
+  Control& control = control_of(p, shared);
   set_up(p, control, warp);
   if (warp < kEpilogueWarps) {
     write_outputs(p, control);
@@ -104,7 +105,7 @@ static __device__ __forceinline__ void run(const Params& p, u8* shared) {
 extern "C" {
 
 // Compared by the host with its own sizes before the first launch.
-__constant__ nibblas::u64 nibblas_stage_bytes = sizeof(nibblas::sm100::Stage);
+__constant__ nibblas::u64 nibblas_stage_bytes = nibblas::Config::kStageBytes;
 __constant__ nibblas::u64 nibblas_parameter_bytes = sizeof(nibblas::sm100::Params);
 
 __global__ void __launch_bounds__(nibblas::Config::kThreads, nibblas::sm100::kCtasPerSm)

@@ -1,36 +1,26 @@
 // The MMA warp: scales to tensor memory, then four MMAs of 64 values along K a stage.
+//
+//   tensor memory   | sums 0 | sums 1 | scales of slot 0 | scales of slot 1 | ... |
+//
+// A slot's scales have their own columns of tensor memory, so that the barriers that guard the slot
+// guard them too: nothing relies on an order between an MMA and a later copy.
 #pragma once
 
 #include "../common/ptx/tcgen05.cuh"
-#include "copies.cuh"
+#include "mask.cuh"
 
 namespace nibblas::sm100 {
 
 constexpr u32 kInstruction = nvfp4_instruction(kTileM, Config::kTileN);
 
-// Zeros in place of the scales beyond K, which may be NaN: 0 * NaN would not be 0. By the whole
-// warp, on the last atom of every 128 rows.
-static __device__ __forceinline__ void mask_scales(Stage& stage, i32 atom, i32 valid_blocks) {
-  const u32 mask = (1u << 8 * valid_blocks) - 1;
-  const i32 lane = threadIdx.x % kWarpLanes;
-#pragma unroll
-  for (i32 i = 0; i <= kRowAtoms; ++i) {
-    u8* atoms = i == 0 ? stage.x_scales : stage.w_scales + (i - 1) * kRowAtomBytes;
-    uint4& words = reinterpret_cast<uint4*>(atoms + atom * kAtomBytes)[lane];
-    uint4 masked = words;
-    masked.x &= mask;
-    masked.y &= mask;
-    masked.z &= mask;
-    masked.w &= mask;
-    words = masked;
-  }
-  ptx::fence_proxy_async();
-  __syncwarp();
-}
+// Columns of tensor memory, from the allocation's first.
+constexpr u32 kXScaleColumns = kStageAtoms * kScaleColumns;
+constexpr u32 kSlotColumns = kXScaleColumns * (1 + kRowAtoms);
+constexpr u32 kSumColumns = Config::kAccumulators * Config::kTileN;
 
 // By one thread: a stage's scales and products.
-static __device__ __forceinline__ void multiply_stage(Stage& stage, i32 atoms, u32 sums, u32 scales,
-                                                      bool accumulates) {
+static __device__ __forceinline__ void multiply_stage(const Stage& stage, i32 atoms, u32 sums,
+                                                      u32 scales, bool accumulates) {
   const u64 x = at_address(kOperandDescriptor, ptx::shared_address(stage.x));
   const u64 w = at_address(kOperandDescriptor, ptx::shared_address(stage.w));
   const u64 x_scales = at_address(kScalesDescriptor, ptx::shared_address(stage.x_scales));
@@ -78,8 +68,8 @@ static __device__ void multiply(const Params& p, Control& control, u8* shared) {
       const i32 atoms = stage_atoms(k_end - k);
       place.wait_until_full();
       ptx::tcgen05_fence_after_thread_sync();
-      if (Config::kBulkScales && k + kStageK > k_end && k_end % kMmaK != 0) {
-        mask_scales(place.stage(), atoms - 1, k_end % kMmaK / static_cast<i32>(kScaleBlock));
+      if (has_scales_beyond(k, k_end)) {
+        mask_scales(place.stage(), 1, atoms - 1, k_end % kMmaK / static_cast<i32>(kScaleBlock));
       }
       if (elected) {
         multiply_stage(place.stage(), atoms, tensor + sums.slot() * Config::kTileN,
