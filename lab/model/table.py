@@ -110,13 +110,15 @@ def blackwell() -> str:
             found = predict(w4a4(shapes), arch.machine, best_public(arch.sms))
             floors.append(f"{_us(found.fixed_us + found.loop['memory'])}")
         rows.append([MACHINES[arch.name].title, "any: memory and fixed alone", *floors])
-        for preset in PRESETS:
+        for preset, programmatic in [*((p, False) for p in PRESETS), ("swapped", True)]:
             estimates = []
             for shapes in COMPETITION.values():
-                choice = Sm100Choice(preset, choose_configs(shapes, preset, arch.sms))
-                parts = choice.launches_of(w4a4(shapes))
+                configs = choose_configs(shapes, preset, arch.sms)
+                configs = tuple(replace(c, programmatic=programmatic) for c in configs)
+                parts = Sm100Choice(preset, configs).launches_of(w4a4(shapes))
                 estimates.append(one_after_another([sm100_time(p, arch, c) for p, c in parts]))
-            rows.append([MACHINES[arch.name].title, f"`{preset}`", *map(_cell, estimates)])
+            name = f"`{preset}`" + (", programmatic" if programmatic else "")
+            rows.append([MACHINES[arch.name].title, name, *map(_cell, estimates)])
     return markdown(["GPU", "preset", *COMPETITION], rows)
 
 

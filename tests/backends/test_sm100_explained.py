@@ -31,7 +31,7 @@ def test_preset_and_configuration(b200: RecordingDriver) -> None:
     text = explained(x_scale_layout="blocked", w_scale_layout="blocked")
     assert (
         "backend    sm100 (swapped: sm100 256x256x256 swapped, pairs, 5 stages, "
-        "2 sets of sums, phases)\n"
+        "2 sets of sums, phases, programmatic)\n"
     ) in text
     assert "gathered" not in text
     assert "note       compiled and emulated, not yet run on silicon\n" in text
@@ -131,7 +131,7 @@ def test_two_launches_of_a_list_take_the_time_of_both(b200: RecordingDriver) -> 
 def test_a_long_list_takes_several_launches(b200: RecordingDriver) -> None:
     short, long = (uniform_shapes((1,) * count, 128, 256) for count in (56, 57))
     added = estimated(long, "sm100", form="list") - estimated(short, "sm100", form="list")
-    assert added > 4e-6  # a launch's fixed time
+    assert added > 3e-6  # what a programmatic launch still pays of the fixed time
     packed = estimated(long, "sm100") - estimated(short, "sm100")
     assert packed < 1e-6
 

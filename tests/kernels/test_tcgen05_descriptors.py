@@ -59,7 +59,7 @@ BLOCK_SCALED: Fields = (
 SWIZZLE_NONE, SWIZZLE_128B = 0, 2
 E2M1, UE4M3 = 1, 0
 
-STAGE_OF_128, STAGE_OF_256 = 36864, 55296
+STAGE_OF_128, STAGE_OF_256, SWAPPED_STAGE = 36864, 55296, 21504
 ADDRESSES = [
     0,
     1024,
@@ -68,6 +68,7 @@ ADDRESSES = [
     5 * STAGE_OF_128 + 16384,
     3 * STAGE_OF_256,
     3 * STAGE_OF_256 + 16384,
+    SWAPPED_STAGE + 1024,
     226 * 1024,
 ]
 """Of matrices in shared memory: of stages, and the last that there can be."""
@@ -141,19 +142,23 @@ def test_scales_are_rows_of_16_bytes(header: ctypes.CDLL, address: int) -> None:
         )
 
 
-def test_instructions_are_e2m1_with_unsigned_e4m3_scales(header: ctypes.CDLL) -> None:
-    for n in range(8, 257, 8):
-        bits = header.instruction(128, n)
+@pytest.mark.parametrize("m", [128, 256])
+def test_instructions_are_e2m1_with_unsigned_e4m3_scales(header: ctypes.CDLL, m: int) -> None:
+    """128 rows of one CTA; 256 of a pair, with N in multiples of 16."""
+    pair = m == 256
+    step = 16 if pair else 8
+    for n in range(step, 257, step):
+        bits = header.instruction(m, n)
         assert bits == packed(
             BLOCK_SCALED,
             a_format=E2M1,
             b_format=E2M1,
             n_dim=n // 8,
             scale_format=UE4M3,
-            m_dim=128 // 16,
+            m_dim=m // 16,
         )
-        decoded = instruction_descriptor.decode(bits, "mxf4nvf4", cta_group=1, block=16)
-        assert (decoded.m, decoded.n, decoded.k) == (128, n, 64)
+        decoded = instruction_descriptor.decode(bits, "mxf4nvf4", cta_group=1 + pair, block=16)
+        assert (decoded.m, decoded.n, decoded.k) == (m, n, 64)
         assert (decoded.a, decoded.b, decoded.d, decoded.scale) == ("e2m1", "e2m1", "f32", "ue4m3")
         assert not (decoded.negate_a or decoded.negate_b)
         assert not (decoded.a_mn_major or decoded.b_mn_major)

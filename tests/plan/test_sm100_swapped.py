@@ -158,6 +158,6 @@ def test_groups_without_outputs_decide_nothing() -> None:
 
 def test_one_line_says_what_it_is() -> None:
     assert swapped(2, 256).outline == (
-        "sm100 256x256x256 swapped, pairs, 5 stages, 2 sets of sums, phases"
+        "sm100 256x256x256 swapped, pairs, 5 stages, 2 sets of sums, phases, programmatic"
     )
     assert "128x64x256 swapped, single CTAs" in str(swapped(1, 64))

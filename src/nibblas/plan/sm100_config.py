@@ -232,7 +232,8 @@ class Sm100Config:
         if self.swapped:
             pair = "pairs" if self.cluster == 2 else "single CTAs"
             tile = f"{self.cluster_columns}x{self.tile_tokens}x{STAGE_K} swapped, {pair}"
-        return f"sm100 {tile}, {self.stages} stages, {sums} of sums, {self.order}"
+        early = ", programmatic" if self.programmatic else ""
+        return f"sm100 {tile}, {self.stages} stages, {sums} of sums, {self.order}{early}"
 
     def target(self, compute_capability: tuple[int, int]) -> str:
         """The NVRTC target to compile for; ValueError: the device has no tcgen05."""

@@ -23,6 +23,7 @@ from nibblas.plan.cost import Estimate
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.plan.sm100_config import Sm100Config
+from nibblas.plan.sm100_swapped import swapped
 from nibblas.runtime import source
 from tests.api.problems import offs_of, random_array
 
@@ -32,8 +33,8 @@ Replacement = tuple[str, str, str]
 Schedule = tuple[str, int]
 """Order and seed."""
 
-MAX_INSTRUCTIONS = 100_000
-"""An unbroken kernel needs 20,000 to 60,000."""
+MAX_INSTRUCTIONS = 400_000
+"""An unbroken kernel needs 20,000 to 150,000."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,27 @@ ONE = Sm100Config(
 CLUSTER = replace(ONE, cluster=2, accumulators=2, multicast_scales=True)
 WIDE = replace(ONE, tile_n=256, producers=2, prefetches=False, order="token_tiles")
 
+
+def _pair(tile_tokens: int, stages: int) -> Sm100Config:
+    return replace(swapped(2, tile_tokens), stages=stages)
+
+
+SWAPPED_VARIANTS = {
+    "pair": Variant(_pair(64, 2)),
+    # Three items, one after the other.
+    "items": Variant(_pair(64, 3), rows=(34, 3, 20)),
+    # More stages than places for scales.
+    "slots": Variant(_pair(256, 4), rows=(34,), k=1376),
+    # Sums that share columns, scales in two units of 128 rows; K % 64 = 32.
+    "large": Variant(_pair(256, 2), rows=(224, 200, 250), n=40, k=352),
+    "tiles": Variant(_pair(128, 2), rows=(140,), n=40),
+    # Vectors of outputs that N cuts.
+    "ragged": Variant(_pair(64, 2), n=132),
+    "alone": Variant(replace(swapped(1, 64), stages=2)),
+}
+
 VARIANTS = {
+    **SWAPPED_VARIANTS,
     "one": Variant(ONE),
     "cluster": Variant(CLUSTER, rows=(3, 34, 2), n=248),
     # The odd CTA has no columns.
