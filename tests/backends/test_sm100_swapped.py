@@ -43,7 +43,7 @@ def test_a_packed_product_is_one_launch_of_pairs(b200: RecordingDriver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "box"), [(7, 8), (20, 16), (60, 32), (100, 32), (190, 32), (256, 32)]
+    ("rows", "box"), [(7, 8), (20, 8), (60, 8), (100, 16), (190, 24), (256, 32)]
 )
 def test_boxes_of_few_tokens(b200: RecordingDriver, rows: int, box: int) -> None:
     b200.clear()

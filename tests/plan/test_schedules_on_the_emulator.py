@@ -22,6 +22,7 @@ from nibblas.plan.problem import Problem, uniform_shapes
 from nibblas.plan.select import Plan
 from nibblas.plan.sm100 import choose_fused, choose_wide_deep
 from nibblas.plan.sm100_config import Sm100Config
+from nibblas.plan.sm100_swapped import swapped
 from nibblas.runtime.compile import compiler_version
 from tests.api.problems import offs_of, random_array
 
@@ -97,6 +98,30 @@ def test_blackwell_kernel_moves_and_multiplies_what_the_model_counts(
     landed = moved["cp.async.bulk.tensor to shared"] + moved["cp.async.bulk to shared"]
     assert landed == (turns * turn_bytes(problem, schedule, padded)).sum()
     assert report.instructions["tcgen05_mma"] == (turns * schedule.block_k / MMA_K).sum()
+    assert moved["store global"] == problem.work().out_bytes
+
+
+def test_swapped_kernel_moves_a_little_more_than_the_model_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both CTAs of a pair have the scales of all tokens, in whole atoms, and codes in boxes."""
+    config = swapped(2, 128)
+
+    def plan(self: Sm100Backend, problem: Problem) -> Plan:
+        return Plan(self.name, Sm100Choice("swapped", (config,)), Estimate(0.0, "forced", {}))
+
+    monkeypatch.setattr(Sm100Backend, "plan", plan)
+    problem = problem_of((129, 0, 1), 256)
+    report = emulated("sm_100", problem)
+    schedule = config.schedule(SMS)
+    tokens, turns = ctas_turns(problem, schedule)
+    padded = np.ceil(tokens / schedule.token_step) * schedule.token_step
+    moved = report.bytes_by_path
+    landed = moved["cp.async.bulk.tensor to shared"] + moved["cp.async.bulk to shared"]
+    counted = (turns * turn_bytes(problem, schedule, padded)).sum()
+    assert counted < landed < 1.12 * counted
+    of_pairs = (turns * schedule.block_k / MMA_K).sum() / schedule.cluster
+    assert report.instructions["tcgen05_mma"] == of_pairs
     assert moved["store global"] == problem.work().out_bytes
 
 

@@ -71,6 +71,7 @@ def test_the_memory_map_is_what_the_kernel_takes(config: Sm100Config) -> None:
     assert config.stage_bytes == (x_rows + 128) * 128 + (token_atoms + 1) * 128 * 16
     assert config.stage_bytes % 1024 == 0 and x_rows % 8 == 0, "where the swizzle begins anew"
     assert x_rows % config.box_rows == 0 and config.box_rows * 128 % 1024 == 0
+    assert x_rows // config.box_rows <= 4, "copies of tokens a stage"
     assert config.staging_bytes == 8 * 16 * 32 * 4, "8 warps, 16 tokens, 32 columns of float32"
     warps = 8 + 1 + config.producers + (0 if config.bulk_scales else 2)
     assert config.threads == 32 * warps

@@ -118,9 +118,9 @@ class Sm100Config:
 
     @property
     def box_rows(self) -> int:
-        """Rows of tokens that one copy brings."""
+        """Rows of tokens that one copy brings; swapped, a quarter of what the CTA has of a tile."""
         rows = self.tile_tokens // self.cluster
-        return min(rows, 32) if self.swapped else rows
+        return max(8, rows // 4) if self.swapped else rows
 
     @property
     def staging_bytes(self) -> int:

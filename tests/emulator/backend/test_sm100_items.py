@@ -23,6 +23,7 @@ from nibblas.emulator.compile import cuda_ptx
 from nibblas.plan.problem import GroupShape
 from nibblas.plan.sm100 import choose_fused, choose_wide_deep
 from nibblas.plan.sm100_config import CAPACITIES, Sm100Config
+from nibblas.plan.sm100_swapped import swapped
 from nibblas.runtime.source import KernelSource
 from tests.backends.sm100_records import operands
 
@@ -71,7 +72,7 @@ class NoMaps:
 
 
 class Tile(NamedTuple):
-    """128 tokens of one group, and the columns of its product."""
+    """Tokens of one group, and the columns of its product."""
 
     product: int
     group: int
@@ -83,6 +84,9 @@ class Tile(NamedTuple):
 
 FUSED = {cluster: choose_fused([GroupShape(1, 512, 1024 * cluster)]) for cluster in (1, 2, 4)}
 FUSED[1] = choose_fused([GroupShape(1, 512, 512)])
+SWAPPED = {
+    (cluster, tile): swapped(cluster, tile) for cluster, tile in ((1, 128), (2, 128), (2, 256))
+}
 WIDE = choose_wide_deep([GroupShape(1, 4096, 2048)], 148)
 DEEP = choose_wide_deep([GroupShape(1, 128, 512)], 148)
 
@@ -115,41 +119,41 @@ def found_by(products: Sequence[Operands], config: Sm100Config, clusters: int) -
         ctas,
         config.threads,
         [params, found],
-        smem=config.control_bytes + 8 * config.group_capacity,
+        smem=config.control_bytes + config.bytes_per_group * config.group_capacity,
     )
     return [[Item(*row) for row in rows if row[0] >= 0] for rows in found.to_numpy().tolist()]
 
 
-def packed_tiles(sizes: Sequence[int], n: int) -> list[Tile]:
+def packed_tiles(sizes: Sequence[int], n: int, most: int = 128) -> list[Tile]:
     """Tiles of packed groups whose scales start at the next multiple of 128 rows."""
     tiles, row, atom = [], 0, 0
     for group, size in enumerate(sizes):
-        for first in range(0, size, 128):
-            rows = min(128, size - first)
+        for first in range(0, size, most):
+            rows = min(most, size - first)
             tiles.append(Tile(0, group, row + first, rows, atom + first // 128, n))
         row += size
         atom += -(-size // 128)
     return tiles
 
 
-def list_tiles() -> list[Tile]:
+def list_tiles(most: int = 128) -> list[Tile]:
     return [
-        Tile(product, 0, first, min(128, m - first), first // 128, n)
+        Tile(product, 0, first, min(most, m - first), first // 128, n)
         for product, (m, n) in enumerate(LIST)
-        for first in range(0, m, 128)
+        for first in range(0, m, most)
     ]
 
 
-def packed() -> tuple[list[Operands], list[Tile]]:
+def packed(most: int = 128) -> tuple[list[Operands], list[Tile]]:
     product = operands(groups=len(SIZES), rows=sum(SIZES) + 3, n=1000, k=512, bare=True)
     assert product.offs is not None
     product.offs.copy_(torch.tensor(list(itertools.accumulate(SIZES))))
-    return [product], packed_tiles(SIZES, 1000)
+    return [product], packed_tiles(SIZES, 1000, most)
 
 
-def listed() -> tuple[list[Operands], list[Tile]]:
+def listed(most: int = 128) -> tuple[list[Operands], list[Tile]]:
     products = [operands(groups=1, rows=m, n=n, k=512, one_group=True, bare=True) for m, n in LIST]
-    return products, list_tiles()
+    return products, list_tiles(most)
 
 
 def units(tile: Tile, config: Sm100Config) -> int:
@@ -201,7 +205,14 @@ def contiguous(places: Sequence[Any], worker: int, workers: int) -> list[Any]:
     return list(places[begin:end])
 
 
-Problem = Callable[[], tuple[list[Operands], list[Tile]]]
+def in_phases(places: Sequence[Any], worker: int, workers: int) -> list[Any]:
+    """Every so manieth, of as few workers as need no more rounds."""
+    rounds = -(-len(places) // workers)
+    used = -(-len(places) // rounds)
+    return list(places[worker::used]) if worker < used else []
+
+
+Problem = Callable[..., tuple[list[Operands], list[Tile]]]
 each_form = pytest.mark.parametrize("problem", [packed, listed])
 each_grid = pytest.mark.parametrize("clusters", [1, 3, 7])
 
@@ -209,7 +220,7 @@ each_grid = pytest.mark.parametrize("clusters", [1, 3, 7])
 def assert_walks(
     problem: Problem, config: Sm100Config, clusters: int, order: Any, share: Any
 ) -> None:
-    products, tiles = problem()
+    products, tiles = problem(config.tile_tokens) if config.swapped else problem()
     places = order(tiles, config)
     assert len(places) >= clusters, "none is idle"
     for cta, items in enumerate(found_by(products, config, clusters)):
@@ -244,6 +255,27 @@ def test_wide_tiles_stride_with_all_columns_of_a_token_tile_first(
 def test_narrow_tiles_stride_with_groups_interleaved(problem: Problem, clusters: int) -> None:
     assert (DEEP.order, DEEP.cluster) == ("interleaved", 1)
     assert_walks(problem, DEEP, clusters, interleaved, strided)
+
+
+@each_form
+@each_grid
+@pytest.mark.parametrize("kind", SWAPPED, ids=str)
+def test_swapped_tiles_stride_with_a_groups_tokens_side_by_side(
+    problem: Problem, clusters: int, kind: tuple[int, int]
+) -> None:
+    config = SWAPPED[kind]
+    assert config.order == "phases"
+    assert_walks(problem, config, clusters, runs, in_phases)
+
+
+def test_the_last_phase_is_as_wide_as_the_others() -> None:
+    """13 units for 7 single CTAs: all of them. 13 for 12: seven and six, not twelve and one."""
+    found = {}
+    for clusters in (7, 12):
+        product = operands(groups=1, rows=5, n=13 * 128, k=64, bare=True, one_group=True)
+        items = found_by([product], SWAPPED[1, 128], clusters)
+        found[clusters] = [len(of_cta) for of_cta in items]
+    assert found == {7: [2] * 6 + [1], 12: [2] * 6 + [1] + [0] * 5}
 
 
 @pytest.mark.parametrize(("m", "n"), [(131_080, 8), (5, 65_608)], ids=["m", "n"])

@@ -151,13 +151,14 @@ def test_the_next_item_is_multiplied_where_its_sums_fit(
 
 @pytest.mark.parametrize("cluster", [1, 2])
 def test_weights_are_copied_once_for_all_tokens_of_a_tile(cluster: int) -> None:
-    """100 tokens: boxes of 32 rows, as many as a CTA's share has; atoms of scales are whole."""
+    """100 tokens: boxes, as many as a CTA's share of 112 needs; atoms of scales are whole."""
     tokens, n, k = 100, 256, 512
-    with planned(swapped(cluster, 128)):
+    config = swapped(cluster, 128)
+    with planned(config):
         report = packed([tokens], n, k, num_sms=4)
     ctas, stages, share = n // 128, k // 256, 112 // cluster
-    box_rows = 32 * -(-share // 32)
-    codes = ctas * stages * (128 + box_rows) * 128
+    copied = config.box_rows * -(-share // config.box_rows)
+    codes = ctas * stages * (128 + copied) * 128
     assert report.bytes_by_path["cp.async.bulk.tensor to shared"] == codes
     assert report.bytes_by_path["cp.async.bulk to shared"] == ctas * stages * 2 * 2048
     assert report.instructions["tcgen05_mma"] == ctas // cluster * k // 64
