@@ -110,6 +110,9 @@ def portable_version_11() -> KernelSchedule:
     """With 16 tokens a block on an H200. Its instructions: lab/portable, and for the token warps
     what version 12 has."""
     config = config_for("fp16", 16, "sm_90a", aligned=True)
+    config = replace(
+        config, warps=8, sets_per_warp=1, weight_warps=1, token_warps=1, ctas_per_sm=2, stages=4
+    )
     per_warp, per_8_tokens, weights_warp, token_warp = 385, 24, 270, 135
     instructions = Instructions(
         fixed=config.warps * (per_warp - per_8_tokens) + weights_warp,

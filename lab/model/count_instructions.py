@@ -105,21 +105,24 @@ def nvdisasm() -> str:
 def counts_of(config: PortableConfig) -> dict[str, object]:
     """Instructions of one turn by role.
 
-    "multiply": of a warp, by tiles of 8 tokens. "tokens": of a turn of the token warps' loop, two
-    batches. "weights": of a turn without copies, and (instructions, copies) of the loops of copies.
+    "multiply": of a warp, by its sets of weight rows and tiles of 8 tokens. "tokens": of a turn of
+    the token warps' loop, two batches. "weights": of a turn without copies, and (instructions,
+    copies) of the loops of copies.
     """
     code = disassembled(config)
     steps = config.stage_k // 16
-    multiply: dict[int, int] = {}
+    multiply: dict[tuple[int, int], int] = {}
     tokens, weights = [], []
     stores, copies = r"\bSTS\.128", r"UTMALDG|LDGSTS"
     loads = r"LDG\.E\.U8" if config.activations == "nvfp4" else r"LDG\.E\.128"
     for loop in code.loops:
-        tiles, rest = divmod(code.count(loop, "HMMA"), steps)
+        sets = code.count(loop, r"HMUL2|HFMA2") // (4 * steps)
+        tiles, rest = divmod(code.count(loop, "HMMA"), steps * max(sets, 1))
         if tiles and not rest:
             length = code.length(loop, "HMMA")
             if length is not None:
-                multiply[tiles] = min(length, multiply.get(tiles, length))
+                found = multiply.get((sets, tiles), length)
+                multiply[sets, tiles] = min(length, found)
         elif code.count(loop, stores) and not code.count(loop, f"HMMA|{copies}"):
             tokens.append(code.length(loop, f"{stores}|{loads}"))
         elif code.count(loop, copies) and not code.count(loop, f"HMMA|{stores}"):

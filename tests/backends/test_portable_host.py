@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nibblas.backends.base import Operands
-from nibblas.backends.portable import PortableBackend
+from nibblas.backends.portable import PortableBackend, config_of
 from nibblas.backends.portable_params import params_of
 from nibblas.backends.product_params import common_alignment
 from nibblas.errors import NativeLibraryError
@@ -174,6 +174,16 @@ def test_unaligned_rows_take_the_variant_for_any_rows(driver: RecordingDriver, p
     BACKEND.run([replace(product, **changes)], plan)
     aligned, other = driver.launches
     assert aligned.function != other.function
+
+
+@pytest.mark.parametrize("rows", [10, 4000])
+def test_rows_that_are_not_aligned_take_a_prebuilt_configuration(rows: int) -> None:
+    product = operands(rows=rows, n=24)
+    planned = choose_config(problem_of(product), "sm_90a")
+    taken = config_of(product, planned)
+    assert planned.aligned
+    assert not taken.aligned
+    assert {planned, taken} <= set(all_configs())
 
 
 def test_k_inside_a_stage_is_planned_for_any_rows() -> None:

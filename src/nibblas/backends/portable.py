@@ -16,7 +16,7 @@ from nibblas.backends.portable_params import address_words, is_aligned, params_o
 from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.plan.arch import gpu_of
 from nibblas.plan.cost import Estimate, one_after_another, portable_time
-from nibblas.plan.portable import PortableConfig, choose_config, target_of
+from nibblas.plan.portable import PortableConfig, choose_config, for_any_rows, target_of
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime.driver import current_driver
@@ -115,5 +115,5 @@ def _beyond_32_bits(problem: Problem) -> list[str]:
 def config_of(product: Operands, planned: PortableConfig) -> PortableConfig:
     """The planned configuration, without its claim of aligned rows where these are not."""
     if planned.aligned and not is_aligned(product, planned):
-        return replace(planned, aligned=False)
+        return for_any_rows(planned)
     return planned

@@ -53,14 +53,15 @@ PARAMS_BYTES = 38 * 8
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
 #: Warp instructions for 256 values along K, counted in sm_90a code by
-#: lab/model/count_instructions.py; other targets differ by up to a tenth. Of a multiplying warp,
-#: whatever the tokens; of it for 8 tokens; of the token warps for 8 tokens; of the weights warp.
-MULTIPLY: Mapping[Activations, int] = MappingProxyType({"fp16": 300, "bf16": 383, "nvfp4": 300})
-MULTIPLY_8_TOKENS = 24
+#: lab/model/count_instructions.py; other shapes and targets differ by up to a tenth. For a set of
+#: weight rows, whatever the tokens; for a set and 8 tokens; of the token warps for 8 tokens; of a
+#: weights warp, and of it for each set.
+MULTIPLY: Mapping[Activations, int] = MappingProxyType({"fp16": 278, "bf16": 358, "nvfp4": 278})
+MULTIPLY_8_TOKENS = 20
 LOAD_8_TOKENS: Mapping[Activations, int] = MappingProxyType(
-    {"fp16": 135, "bf16": 135, "nvfp4": 383}
+    {"fp16": 179, "bf16": 179, "nvfp4": 462}
 )
-LOAD_WEIGHTS = 251
+LOAD_WEIGHTS, LOAD_SET = 67, 24
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class PortableConfig:
         aligned: for operands whose every 16-byte piece of a row is aligned, whose K is a multiple
             of ``stage_k`` and N one of ``row_multiple``; the other variant takes anything.
         built_for: NVRTC target whose shared memory the ring is sized to.
+        warps: warps that multiply.
+        sets_per_warp: sets of 16 weight rows that each of them takes at a time, 1 or 2.
+        weight_warps, token_warps: warps that load; more than one for weights only through TMA.
     """
 
     activations: Activations
@@ -85,9 +89,11 @@ class PortableConfig:
     ctas_per_sm: int
     aligned: bool
     built_for: str
+    warps: int = 8
+    sets_per_warp: int = 1
+    weight_warps: int = 1
+    token_warps: int = 1
 
-    #: Warps that multiply, 16 weight rows each.
-    warps = 8
     source_name = "portable/grouped_mm.cu"
     entry = "nibblas_portable_grouped_mm"
 
@@ -109,18 +115,18 @@ class PortableConfig:
         return round_up(PARAMS_BYTES, TENSOR_MAP_ALIGNMENT) + 2 * TENSOR_MAP_BYTES
 
     @property
-    def token_warps(self) -> int:
-        """Warps that load tokens and prepare them; all warps are shared out over 4 schedulers."""
-        return 2 if self.tokens > 16 else 1
+    def threads(self) -> int:
+        """Of all roles."""
+        return 32 * (self.warps + self.weight_warps + self.token_warps)
 
     @property
-    def threads(self) -> int:
-        """One warp loads weights."""
-        return 32 * (self.warps + 1 + self.token_warps)
+    def visit_rows(self) -> int:
+        """Weight rows that a CTA takes at a time."""
+        return 16 * self.warps * self.sets_per_warp
 
     def __str__(self) -> str:
         return (
-            f"portable {self.activations}, {16 * self.warps} rows x {self.tokens} tokens x "
+            f"portable {self.activations}, {self.visit_rows} rows x {self.tokens} tokens x "
             f"{self.stage_k}, {self.stages} stages, {'aligned' if self.aligned else 'any rows'}, "
             f"{self.built_for}"
         )
@@ -128,7 +134,7 @@ class PortableConfig:
     @property
     def stage_bytes(self) -> int:
         """Bytes of one ``Stage``: weights and their scales, and tokens as 16-bit values."""
-        weights = 16 * self.warps * (self.stage_k // 2 + self.stage_k // 16)
+        weights = self.visit_rows * (self.stage_k // 2 + self.stage_k // 16)
         return round_up(weights + self.tokens * self.stage_k * 2, 1024)
 
     @property
@@ -139,8 +145,9 @@ class PortableConfig:
     @property
     def instructions(self) -> Instructions:
         """Of a CTA in a turn of its loops."""
-        fixed = self.warps * MULTIPLY[self.activations] + LOAD_WEIGHTS
-        per_tile = self.warps * MULTIPLY_8_TOKENS + LOAD_8_TOKENS[self.activations]
+        sets = self.warps * self.sets_per_warp
+        fixed = sets * (MULTIPLY[self.activations] + LOAD_SET) + self.weight_warps * LOAD_WEIGHTS
+        per_tile = sets * MULTIPLY_8_TOKENS + LOAD_8_TOKENS[self.activations]
         return Instructions(fixed * self.stage_k / 256, per_tile * self.stage_k / 256, 8)
 
     def schedule(self, sms: int) -> KernelSchedule:
@@ -148,7 +155,7 @@ class PortableConfig:
         return KernelSchedule(
             tile_tokens=self.tokens,
             token_step=8,
-            tile_rows=16 * self.warps,
+            tile_rows=self.visit_rows,
             block_k=self.stage_k,
             stages=self.stages,
             ctas=sms * self.ctas_per_sm,
@@ -172,6 +179,8 @@ class PortableConfig:
         """Text of the kernel's "config.h"."""
         constants = {
             "kWarps": self.warps,
+            "kSetsPerWarp": self.sets_per_warp,
+            "kWeightWarps": self.weight_warps,
             "kTokenWarps": self.token_warps,
             "kThreads": self.threads,
             "kTokens": self.tokens,
@@ -228,8 +237,9 @@ def config_for(
 ) -> PortableConfig:
     """The configuration for blocks of ``tokens`` tokens, sized to the target's shared memory.
 
-    With at most 16 tokens two CTAs share a multiprocessor; 64 tokens' sums need all its registers.
-    Where warps load weights themselves, long stages would not leave them the registers.
+    With at most 16 tokens two CTAs share a multiprocessor, unless weights come through TMA; 64
+    tokens' sums need all its registers. Where warps load weights themselves, long stages would not
+    leave them the registers.
     """
     config = PortableConfig(
         activations,
@@ -239,12 +249,23 @@ def config_for(
         ctas_per_sm=2 if tokens <= 16 else 1,
         aligned=aligned,
         built_for=target,
+        token_warps=2 if tokens > 16 else 1,
     )
+    if tokens <= 16 and config.tensor_copies:
+        # A stage of tokens serves 384 rows: measured against narrower shapes in lab/portable.
+        config = replace(
+            config, warps=12, sets_per_warp=2, weight_warps=2, token_warps=2, ctas_per_sm=1
+        )
     budget = SHARED_BYTES[target] // config.ctas_per_sm - _RESERVED_BYTES
     while config.shared_bytes > budget:
         config = replace(config, stages=config.stages - 1)
     assert config.stages >= MIN_STAGES
     return config
+
+
+def for_any_rows(config: PortableConfig) -> PortableConfig:
+    """The configuration that takes the same blocks of tokens of any operands."""
+    return config_for(config.activations, config.tokens, config.built_for, aligned=False)
 
 
 def choose_config(problem: Problem, target: str) -> PortableConfig:
@@ -255,7 +276,7 @@ def choose_config(problem: Problem, target: str) -> PortableConfig:
     tokens = 16 if problem.rows <= 24 * problem.groups else 64
     config = config_for(problem.activations, tokens, target, aligned=True)
     if any(shape.k % config.stage_k for shape in problem.shapes):
-        config = replace(config, aligned=False)
+        config = for_any_rows(config)
     return config
 
 

@@ -2,8 +2,8 @@
 // The loading side and the computing side each walk the same path with a cursor of their own.
 //
 // A set is the 16 weight rows that a warp takes: rows 4s..4s+3 of each 32-row quarter of 128 rows,
-// exactly those whose blocked scales share 16-byte lines. A visit gives each warp one set of a
-// group, the last ones of a run perhaps none.
+// exactly those whose blocked scales share 16-byte lines. A visit gives each warp kSetsPerWarp
+// sets of a group, the last ones of a run perhaps fewer.
 #pragma once
 
 #include "../common/block_scheduler.cuh"
@@ -13,6 +13,7 @@
 namespace nibblas::portable {
 
 constexpr i32 kSetRows = 16;
+constexpr i32 kVisitSets = Config::kWarps * Config::kSetsPerWarp;
 constexpr i32 kSetsPerAtom = static_cast<i32>(kAtomRows) / kSetRows;
 
 // Sets of a group that hold rows; the last 128 rows may be cut short.
@@ -59,17 +60,15 @@ class Cursor {
     token_ += Config::kTokens;
     if (token_ < tokens_) return;
     token_ = 0;
-    set_ += Config::kWarps;
+    set_ += kVisitSets;
     if (set_ >= limit_ && group_ < end_group_) next_group();
   }
 
   __device__ i32 group() const { return group_; }
-  // The warp's set of weight rows, if the visit has one for it.
-  __device__ i32 set(i32 warp) const { return set_ + warp; }
-  __device__ bool has_set(i32 warp) const { return set_ + warp < limit_; }
-  __device__ i32 sets() const {
-    return limit_ - set_ < Config::kWarps ? limit_ - set_ : Config::kWarps;
-  }
+  // Set i of the visit, if it has one.
+  __device__ i32 set(i32 i) const { return set_ + i; }
+  __device__ bool has_set(i32 i) const { return set_ + i < limit_; }
+  __device__ i32 sets() const { return limit_ - set_ < kVisitSets ? limit_ - set_ : kVisitSets; }
   __device__ i32 k() const { return k_; }
   __device__ i64 token_row() const { return row_ + token_; }  // of x and out
   __device__ i32 tokens() const {

@@ -11,7 +11,7 @@ namespace nibblas::portable {
 constexpr float kSumScale = Config::kNvfp4Tokens ? 1 << 2 * kDecodeShift : 1 << kDecodeShift;
 
 // What a lane's two output columns (fragment rows g and g + 8) are multiplied by and added to, as
-// it lies in memory: loaded before the last stage is multiplied, so that nobody waits for it.
+// it lies in memory: loaded before the first stage is multiplied, so that nobody waits for it.
 struct Factors {
   float x_global = 1;
   float alpha = 1;
@@ -20,19 +20,18 @@ struct Factors {
 };
 
 // Column of the output, which is the row of the weights, of a lane's fragment row g (+ 8).
-static __device__ __forceinline__ i64 column_of(const Cursor& at, i32 half) {
-  const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
+static __device__ __forceinline__ i64 column_of(const Cursor& at, i32 set, i32 half) {
   const i32 g = static_cast<i32>(threadIdx.x) % kWarpLanes / 4;
-  return set_row(at.set(warp), fragment_line(g) + 8 * half);
+  return set_row(at.set(set), fragment_line(g) + 8 * half);
 }
 
-static __device__ __forceinline__ Factors load_factors(const Params& p, const Cursor& at) {
+static __device__ __forceinline__ Factors load_factors(const Params& p, const Cursor& at, i32 set) {
   Factors factors;
   if (p.x_global != nullptr) factors.x_global = p.x_global[at.group() * p.x_global_stride];
   if (p.alpha != nullptr) factors.alpha = p.alpha[at.group()];
 #pragma unroll
   for (i32 half = 0; half < 2; ++half) {
-    const i64 n = min_of(column_of(at, half), p.n - 1);
+    const i64 n = min_of(column_of(at, set, half), p.n - 1);
     if (p.w_global != nullptr) {
       const float* globals = p.w_global + at.group() * p.w_global_group_stride;
       if (p.w_global_segment_stride != 0) {
@@ -48,7 +47,7 @@ static __device__ __forceinline__ Factors load_factors(const Params& p, const Cu
 }
 
 template <i32 kTiles>
-static __device__ __forceinline__ void write_sums(const Params& p, const Cursor& at,
+static __device__ __forceinline__ void write_sums(const Params& p, const Cursor& at, i32 set,
                                                   const Factors& factors,
                                                   const Sums<kTiles>& sums) {
   const i32 first = static_cast<i32>(threadIdx.x) % 4 * 2;  // token of a tile
@@ -57,7 +56,7 @@ static __device__ __forceinline__ void write_sums(const Params& p, const Cursor&
   u8* rows = static_cast<u8*>(p.out) + (at.token_row() + first) * row_bytes;
 #pragma unroll
   for (i32 half = 0; half < 2; ++half) {
-    const i64 n = column_of(at, half);
+    const i64 n = column_of(at, set, half);
     if (n >= p.n) continue;
     const float scale = factors.w_global[half] * factors.x_global * factors.alpha;
     u8* column = rows + n * p.out_column_stride * element_bytes;

@@ -2,10 +2,11 @@
 //
 //   persistent CTAs, each a run of (group, sets of 16 weight rows) found from offs by itself
 //
-//   weights warp   global --cp.async or TMA--> ring of       --> 8 multiplying warps, a set each:
-//   token warps    global --> prepared -->      kStages stages   decode in registers, mma.sync
+//   weights warps  global --cp.async or TMA--> ring of       --> multiplying warps, 1 or 2 sets
+//   each: token warps    global --> prepared -->      kStages stages   decode in registers,
+//   mma.sync
 //                    ^                                           m16n8k16, fp32 sums, epilogue
-//                    |   empty[slot]: 8 arrivals per stage          |
+//                    |   empty[slot]: an arrival of each of them      |
 //                    +----------------------------------------------+
 //                        full[slot]: kFullArrivals (ring.cuh) and TMA's bytes
 //
@@ -28,7 +29,7 @@ static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches ano
 
 #if NIBBLAS_CONFIG_TENSOR_COPIES
 static __device__ void load_weights(const Params& p, const BlockRun& run, Ring& ring) {
-  const TensorWeights weights(p);
+  const TensorWeights weights(p, static_cast<i32>(threadIdx.x) / kWarpLanes - kFirstWeightWarp);
   RingPlace place(ring);
   for (Cursor at(p, run); !at.done(); at.advance(), place.advance()) {
     place.wait_until_empty();
@@ -77,22 +78,27 @@ static __device__ void load_tokens(const Params& p, const BlockRun& run, Ring& r
   }
 }
 
-// One set of weight rows with one block of tokens, over all of K.
-template <i32 kTiles>
+// A warp's first kSets sets of weight rows with one block of tokens, over all of K.
+template <i32 kSets, i32 kTiles>
 static __device__ __forceinline__ void multiply_block(const Params& p, const Cursor& at,
                                                       const Multiplier& multiplier,
                                                       RingPlace& place) {
+  const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
+  Sums<kTiles> sums[kSets]{};
+  Factors factors[kSets];
+#pragma unroll
+  for (i32 i = 0; i < kSets; ++i) factors[i] = load_factors(p, at, warp + i * Config::kWarps);
   const i32 k_end = static_cast<i32>(p.k);
-  Sums<kTiles> sums{};
-  Factors factors;
 #pragma unroll 1
   for (i32 k = 0; k < k_end; k += Config::kStageK, place.advance()) {
-    if (k + Config::kStageK >= k_end) factors = load_factors(p, at);
     place.wait_until_full();
-    multiplier.add<kTiles>(place.stage(), sums);
+    multiplier.add<kSets, kTiles>(place.stage(), sums);
     place.release();
   }
-  write_sums<kTiles>(p, at, factors, sums);
+#pragma unroll
+  for (i32 i = 0; i < kSets; ++i) {
+    write_sums<kTiles>(p, at, warp + i * Config::kWarps, factors[i], sums[i]);
+  }
 }
 
 // For a warp without a set.
@@ -104,23 +110,35 @@ static __device__ __forceinline__ void skip_block(const Params& p, RingPlace& pl
 }
 
 // Token tiles are taken in powers of two, so that each count is straight-line code.
-static __device__ void multiply(const Params& p, const BlockRun& run, Ring& ring) {
+template <i32 kSets>
+static __device__ __forceinline__ void multiply_sets(const Params& p, const Cursor& at,
+                                                     const Multiplier& multiplier,
+                                                     RingPlace& place) {
   constexpr i32 kTokenTiles = Config::kTokens / 8;
+  const i32 tokens = at.tokens();
+  if (kTokenTiles <= 2 && tokens <= 8) {
+    multiply_block<kSets, 1>(p, at, multiplier, place);
+  } else if (kTokenTiles <= 2 || tokens <= 16) {
+    multiply_block<kSets, 2>(p, at, multiplier, place);
+  } else if (tokens <= 32) {
+    multiply_block<kSets, 4>(p, at, multiplier, place);
+  } else {
+    multiply_block<kSets, kTokenTiles>(p, at, multiplier, place);
+  }
+}
+
+static __device__ void multiply(const Params& p, const BlockRun& run, Ring& ring) {
+  static_assert(Config::kSetsPerWarp <= 2, "one call for each count of sets");
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
   const Multiplier multiplier(p);
   RingPlace place(ring);
   for (Cursor at(p, run); !at.done(); at.advance_block()) {
-    const i32 tokens = at.tokens();
     if (!at.has_set(warp)) {
       skip_block(p, place);
-    } else if (kTokenTiles <= 2 && tokens <= 8) {
-      multiply_block<1>(p, at, multiplier, place);
-    } else if (kTokenTiles == 2 || tokens <= 16) {
-      multiply_block<2>(p, at, multiplier, place);
-    } else if (tokens <= 32) {
-      multiply_block<4>(p, at, multiplier, place);
+    } else if (Config::kSetsPerWarp == 1 || !at.has_set(warp + Config::kWarps)) {
+      multiply_sets<1>(p, at, multiplier, place);
     } else {
-      multiply_block<kTokenTiles>(p, at, multiplier, place);
+      multiply_sets<Config::kSetsPerWarp>(p, at, multiplier, place);
     }
   }
 }
@@ -144,7 +162,7 @@ static __device__ __forceinline__ void run(const Params& p, Ring& ring) {
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
   if (warp < kMultiplyWarps) {
     multiply(p, work, ring);
-  } else if (warp == kWeightWarp) {
+  } else if (warp < kFirstTokenWarp) {
     load_weights(p, work, ring);
   } else {
     load_tokens(p, work, ring);

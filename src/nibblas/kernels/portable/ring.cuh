@@ -12,15 +12,16 @@ namespace nibblas::portable {
 
 // Warps by role, in this order.
 constexpr i32 kMultiplyWarps = Config::kWarps;
-constexpr i32 kWeightWarp = kMultiplyWarps;
-constexpr i32 kFirstTokenWarp = kWeightWarp + 1;
+constexpr i32 kFirstWeightWarp = kMultiplyWarps;
+constexpr i32 kFirstTokenWarp = kFirstWeightWarp + Config::kWeightWarps;
 constexpr i32 kAllWarps = kFirstTokenWarp + Config::kTokenWarps;
 
-// TMA's copies need one arrival, which says how many bytes to expect. Other copies arrive by
-// themselves, a lane at a time; unaligned rows are stored by the lanes as well.
-constexpr u32 kWeightArrivals = Config::kTensorCopies ? 1
+// TMA's copies need one arrival of each warp, which says how many bytes to expect. Other copies
+// arrive by themselves, a lane at a time; unaligned rows are stored by the lanes as well.
+constexpr u32 kWeightArrivals = Config::kTensorCopies ? Config::kWeightWarps
                                 : Config::kAligned    ? kWarpLanes
                                                       : 2 * kWarpLanes;
+static_assert(Config::kTensorCopies || Config::kWeightWarps == 1);
 constexpr u32 kFullArrivals = kWeightArrivals + Config::kTokenWarps;
 constexpr u32 kEmptyArrivals = kMultiplyWarps;
 

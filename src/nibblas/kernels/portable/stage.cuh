@@ -1,8 +1,8 @@
-// One stage of the ring: kStageK values along K of a set of weight rows per warp and of kTokens
+// One stage of the ring: kStageK values along K of a visit's sets of weight rows and of kTokens
 // tokens.
 //
-//   weights   [warp][line][kStageK / 32] 16 bytes: 32 codes
-//   scales    [warp] linear:  [16 lines][kStageK / 16]     blocked: [atom][4 lines] 16 bytes
+//   weights   [set][line][kStageK / 32] 16 bytes: 32 codes
+//   scales    [set] linear:  [16 lines][kStageK / 16]     blocked: [atom][4 lines] 16 bytes
 //   tokens    [step of 128 k][token][16 chunks] 16 bytes: 8 values as 4 pairs
 //
 // Tokens come in whole tiles of 8; those that do not exist are zeros.
@@ -27,8 +27,8 @@ struct alignas(16) Chunk {
 };
 
 struct alignas(1024) Stage {
-  Chunk weights[Config::kWarps][kSetRows][kRowChunks];
-  u8 weight_scales[Config::kWarps][kSetRows * kStageBlocks];
+  Chunk weights[kVisitSets][kSetRows][kRowChunks];
+  u8 weight_scales[kVisitSets][kSetRows * kStageBlocks];
   Chunk tokens[kSteps][Config::kTokens][kStepChunks];
 };
 

@@ -29,7 +29,9 @@ using RawChunk = Chunk;
 #endif
 
 // A lane's chunk of each token of a batch. Two batches are on their way at a time.
-constexpr i32 kBatch = Config::kTensorCopies ? 8 : 4;
+constexpr i32 kBatch = !Config::kTensorCopies ? 4
+                       : Config::kTokens > 16 ? 8
+                                              : 8 / Config::kTokenWarps;
 struct RawBatch {
   RawChunk of[kBatch];
   i32 batch;     // of its stage; negative: there is none

@@ -48,17 +48,17 @@ class AlignedWeights {
   static_assert(kStageBlocks == 8 || kStageBlocks == 16, "one copy per lane");
 
   __device__ void point_at(const Cursor& at) {
-    constexpr i32 kLast = Config::kWarps - 1;
+    constexpr i32 kLast = kVisitSets - 1;
     whole_ = at.has_set(kLast) && set_row(at.set(kLast), kSetRows - 1) < p_.n;
     const u8* group = p_.w.bytes + at.group() * p_.w.group_bytes + lane_ % kRowChunks * kChunkBytes;
 #pragma unroll
-    for (i32 set = 0; set < Config::kWarps; ++set) {
+    for (i32 set = 0; set < kVisitSets; ++set) {
       weights_[set] = group + set_row(at.set(set), lane_ / kRowChunks) * p_.w.row_bytes;
     }
     const u8* scales = p_.w_scales.bytes + at.group() * p_.w_scales.group_bytes;
     const i32 l = lane_ % kSetLanes;
 #pragma unroll
-    for (i32 i = 0; i < Config::kWarps / kSetsAtOnce; ++i) {
+    for (i32 i = 0; i < kVisitSets / kSetsAtOnce; ++i) {
       const i32 set = at.set(i * kSetsAtOnce + lane_ / kSetLanes);
       scales_[i] = scales + (blocked_ ? blocked_offset(set_row(set, l % 4), l / 4 * kAtomKBlocks,
                                                        p_.k / kScaleBlock)
@@ -70,14 +70,14 @@ class AlignedWeights {
   template <bool kWhole>
   __device__ __forceinline__ void load_sets(const Cursor& at, u32 weights, u32 scales) {
 #pragma unroll
-    for (i32 set = 0; set < Config::kWarps; ++set) {
+    for (i32 set = 0; set < kVisitSets; ++set) {
       const u32 to = weights + set * static_cast<i32>(sizeof(Stage::weights[0]));
       if (kWhole || at.has_set(set)) load_set<kWhole>(at.set(set), to, weights_[set]);
       weights_[set] += Config::kStageK / 2;
     }
     const i32 step = blocked_ ? kScaleLines / 4 * static_cast<i32>(kAtomBytes) : kStageBlocks;
 #pragma unroll
-    for (i32 i = 0; i < Config::kWarps / kSetsAtOnce; ++i) {
+    for (i32 i = 0; i < kVisitSets / kSetsAtOnce; ++i) {
       const u32 to = scales + i * kSetsAtOnce * static_cast<i32>(sizeof(Stage::weight_scales[0]));
       if (kWhole || at.has_set(i * kSetsAtOnce + lane_ / kSetLanes)) load_scales(to, scales_[i]);
       scales_[i] += step;
@@ -118,8 +118,8 @@ class AlignedWeights {
   i64 rows_step_;
   u32 weights_to_[2];  // of even and odd copies of a set: the swizzle's period is 8 lines
   u32 scales_to_;
-  const u8* weights_[Config::kWarps] = {};
-  const u8* scales_[Config::kWarps / kSetsAtOnce] = {};
+  const u8* weights_[kVisitSets] = {};
+  const u8* scales_[kVisitSets / kSetsAtOnce] = {};
 };
 
 }  // namespace nibblas::portable

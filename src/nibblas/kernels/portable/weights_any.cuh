@@ -12,12 +12,12 @@ class AnyWeights {
 
   __device__ void load(const Cursor& at, Stage& stage) const {
 #pragma unroll 1
-    for (i32 warp = 0; at.has_set(warp) && warp < Config::kWarps; ++warp) {
-      load_codes(at, at.set(warp), stage.weights[warp]);
+    for (i32 i = 0; i < at.sets(); ++i) {
+      load_codes(at, at.set(i), stage.weights[i]);
       if (p_.w_scales.layout == ScaleLayout::kBlocked) {
-        load_blocked_scales(at, at.set(warp), stage.weight_scales[warp]);
+        load_blocked_scales(at, at.set(i), stage.weight_scales[i]);
       } else {
-        load_linear_scales(at, at.set(warp), stage.weight_scales[warp]);
+        load_linear_scales(at, at.set(i), stage.weight_scales[i]);
       }
     }
   }

@@ -1,5 +1,5 @@
 // Loads weights through TMA, sm_90 and newer: aligned problems whose N is a multiple of 32. The
-// warp runs together, one lane of it starts two copies per set; they arrive by themselves.
+// warps share the sets; one lane of a warp starts two copies per set; they arrive by themselves.
 #pragma once
 
 #include "../common/ptx/address.cuh"
@@ -12,8 +12,8 @@ namespace nibblas::portable {
 
 class TensorWeights {
  public:
-  __device__ explicit TensorWeights(const Params& p)
-      : p_(p), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {
+  __device__ TensorWeights(const Params& p, i32 warp)
+      : p_(p), warp_(warp), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {
     ptx::prefetch_tensormap(p.w_map);
     ptx::prefetch_tensormap(p.w_scales_map);
   }
@@ -22,12 +22,14 @@ class TensorWeights {
   __device__ __forceinline__ void load(const Cursor& at, const Stage& stage, u32 full) const {
     static_assert(kRowChunks * kChunkBytes == 128, "a line is the span of the 128-byte swizzle");
     const bool leader = ptx::elect_sync();
-    if (leader) ptx::mbarrier_arrive_expect_tx(full, at.sets() * (kCodesBytes + kScalesBytes));
+    const i32 first = uniform(at.sets()) * warp_ / Config::kWeightWarps;
+    const i32 end = uniform(at.sets()) * (warp_ + 1) / Config::kWeightWarps;
+    if (leader) ptx::mbarrier_arrive_expect_tx(full, (end - first) * (kCodesBytes + kScalesBytes));
     __syncwarp();
     if (blocked_) {
-      load_sets<true>(leader, at, stage, full);
+      load_sets<true>(leader, at, first, end - first, stage, full);
     } else {
-      load_sets<false>(leader, at, stage, full);
+      load_sets<false>(leader, at, first, end - first, stage, full);
     }
   }
 
@@ -36,16 +38,16 @@ class TensorWeights {
   static constexpr i32 kScalesBytes = sizeof(Stage::weight_scales[0]);
 
   template <bool kBlocked>
-  __device__ __forceinline__ void load_sets(bool leader, const Cursor& at, const Stage& stage,
-                                            u32 full) const {
+  __device__ __forceinline__ void load_sets(bool leader, const Cursor& at, i32 first, i32 sets,
+                                            const Stage& stage, u32 full) const {
     const i32 k = uniform(at.k()), group = uniform(at.group());
-    const i32 begin = uniform(at.set(0));
+    const i32 begin = uniform(at.set(first));
     i32 atom = begin / kSetsPerAtom, in_atom = begin % kSetsPerAtom;
     const u32 barrier = uniform(full);
-    u32 codes = uniform(ptx::shared_address(stage.weights));
-    u32 scales = uniform(ptx::shared_address(stage.weight_scales));
+    u32 codes = uniform(ptx::shared_address(stage.weights[first]));
+    u32 scales = uniform(ptx::shared_address(stage.weight_scales[first]));
 #pragma unroll 1
-    for (i32 left = uniform(at.sets()); left > 0; --left) {
+    for (i32 left = uniform(sets); left > 0; --left) {
       ptx::cp_async_bulk_tensor_4d_if(leader, codes, p_.w_map, k / 2, 4 * in_atom, 4 * atom, group,
                                       barrier);
       if constexpr (kBlocked) {
@@ -70,6 +72,7 @@ class TensorWeights {
   }
 
   const Params& p_;
+  i32 warp_;
   bool blocked_;
 };
 
