@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +156,19 @@ def test_groups_without_outputs_decide_nothing() -> None:
     idle = [GroupShape(0, 640, 16), GroupShape(128, 0, 16)]
     assert choose_swapped([*idle, *C0], SMS) == choose_swapped(C0, SMS)
     assert choose_swapped(idle[:1], SMS).swapped, "there is an answer even if all are idle"
+
+
+def test_the_page_has_the_sizes() -> None:
+    """docs/kernels/sm100.md, "Weights on the M side"."""
+    page = (Path(__file__).parents[2] / "docs/kernels/sm100.md").read_text()
+    for name, of in {
+        "stage, bytes": lambda config: f"{config.stage_bytes:,}",
+        "stages": lambda config: str(config.stages),
+        "shared memory": lambda config: f"{config.shared_bytes:,}",
+        "columns of sums": lambda config: str(config.sum_columns),
+        "places for scales": lambda config: str(config.scale_slots),
+    }.items():
+        assert f"| {name} | " + " | ".join(map(of, PLANNED)) + " |\n" in page, name
 
 
 def test_one_line_says_what_it_is() -> None:
