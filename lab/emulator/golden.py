@@ -3,8 +3,9 @@
     python lab/emulator/golden.py OUT_FOLDER [--part lanewise|warpwide|...|products]
 
 Writes a file per module of cases: an array of bytes per case under its name, and "about": the
-cases' digests, the device, driver and date. products.npz are outputs of the shipped portable
-kernel. A case that faults costs its process, and the rest of its part goes on in another.
+cases' digests, what those without an answer ended in, the device, driver and date. products.npz
+are outputs of the shipped portable kernel. A case that faults or hangs costs its process, and the
+rest of its part goes on in another.
 Needs cuda.bindings and an NVIDIA driver. The vectors that tests/emulator/golden compares with were
 made by this script.
 """
@@ -31,7 +32,8 @@ from nibblas.runtime.cuda_driver import CudaDriver  # noqa: E402
 from tests.emulator.golden.case import Case  # noqa: E402
 
 PARTS = ("lanewise", "warpwide", "memory", "barriers", "tensors", "wgmma")
-_SECONDS = 60
+_SECONDS = 30
+"""Without a case being done, after which the process is given up."""
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -84,43 +86,78 @@ def provenance(device: Any) -> dict[str, str]:
     }
 
 
-def run_module(name: str, folder: Path, first: int) -> int:
+def run_module(name: str, folder: Path, first: int) -> None:
     """Runs the cases of a module from the ``first``; stops at one that costs the context.
 
-    Returns:
-        Where to go on in another process; 0: all are done.
+    All that is known is on disk before a case is run, and ``reached`` says which case that is.
     """
     driver = CudaDriver.open()
     device = call("cuDeviceGet", 0)
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", device))
-    cases = importlib.import_module(f"tests.emulator.golden.{name}").cases()
-    stored = folder / f"{name}.npz"
-    vectors, facts = read(stored) if first else ({}, {**provenance(device), "digests": {}})
-    go_on = 0
-    for index, case in enumerate(cases[first:], first):
+    stored, reached = folder / f"{name}.npz", reached_of(folder, name)
+    about: dict[str, Any] = {**provenance(device), "digests": {}, "refused": {}}
+    vectors, facts = read(stored) if first else ({}, about)
+    for index, case in enumerate(cases_of(name)[first:], first):
+        facts["refused"][case.name] = "its process had to be ended"
+        write(stored, vectors, facts)
+        reached.write_text(str(index + 1))
         try:
             answer = run(case, driver)
             if (answer != run(case, driver)).any():
                 raise RuntimeError("two runs differ")
         except RuntimeError as error:
             print(f"{case.name}: {error}", flush=True)
-            if any(word in str(error) for word in ("ILLEGAL", "LAUNCH", "MISALIGNED", "ASSERT")):
-                go_on = index + 1 if index + 1 < len(cases) else 0
+            facts["refused"][case.name] = str(error)
+            if cuda.cuCtxSynchronize()[0] != cuda.CUresult.CUDA_SUCCESS:
                 break
             continue
         vectors[case.name], facts["digests"][case.name] = answer, case.digest()
+        del facts["refused"][case.name]
     write(stored, vectors, facts)
-    print(f"{name}: {len(vectors)} of {len(cases)} cases", flush=True)
-    return go_on
 
 
-def run_products(path: Path) -> int:
+def run_in_processes(name: str, folder: Path) -> None:
+    """Runs all cases of a module, in another process after each that faults or hangs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, str(folder), "--part", name, "--first"]
+    reached, number = reached_of(folder, name), len(cases_of(name))
+    first = 0
+    while first < number:
+        reached.write_text(str(first))
+        process = subprocess.Popen([*command, str(first)])
+        while process.returncode is None:
+            before = reached.read_text()
+            try:
+                process.wait(_SECONDS)
+            except subprocess.TimeoutExpired:
+                if reached.read_text() == before:
+                    print(f"{name}: case {int(before) - 1} hangs", flush=True)
+                    process.kill()
+                    process.wait()
+        if int(reached.read_text()) == first:
+            raise RuntimeError(f"{name}: no case is run; exit status {process.returncode}")
+        first = int(reached.read_text())
+    reached.unlink()
+    vectors, facts = read(folder / f"{name}.npz")
+    print(f"{name}: {len(vectors)} of {number} cases; refused: {facts['refused']}", flush=True)
+
+
+def reached_of(folder: Path, name: str) -> Path:
+    """Holds the index of the case after the one that is being run."""
+    return folder / f"{name}.reached"
+
+
+def cases_of(name: str) -> list[Case]:
+    cases: list[Case] = importlib.import_module(f"tests.emulator.golden.{name}").cases()
+    return cases
+
+
+def run_products(path: Path) -> None:
     from tests.emulator.golden.products import PRODUCTS, compute
 
     outputs = {name: compute(product, "cuda") for name, product in PRODUCTS.items()}
     write(path, outputs, provenance(call("cuDeviceGet", 0)))
     print(f"{len(outputs)} products", flush=True)
-    return 0
 
 
 def main() -> int:
@@ -130,21 +167,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="in this process, from this case on")
     options = parser.parse_args()
     if options.first is not None:
-        return run_module(options.part, options.folder, options.first)
+        run_module(options.part, options.folder, options.first)
+        return 0
     for part in [options.part] if options.part else (*PARTS, "products"):
         if part == "products":
             run_products(options.folder / "products.npz")
-            continue
-        command = [sys.executable, __file__, str(options.folder), "--part", part, "--first"]
-        go_on = 0
-        while True:
-            try:
-                go_on = subprocess.run([*command, str(go_on)], timeout=_SECONDS).returncode
-            except subprocess.TimeoutExpired:
-                print(f"{part}: hangs", flush=True)
-                break
-            if not go_on:
-                break
+        else:
+            run_in_processes(part, options.folder)
     return 0
 
 

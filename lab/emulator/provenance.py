@@ -23,6 +23,7 @@ from tests.emulator.golden.emulate import run  # noqa: E402
 from tests.emulator.golden.test_golden import (  # noqa: E402
     DIFFERENT,
     FILES,
+    REFUSED,
     differences,
     vectors,
 )
@@ -50,6 +51,8 @@ def checked() -> dict[str, str]:
         arrays, about = vectors(file)
         for case in module.cases():
             if case.name in DIFFERENT or case.name == "approximate":  # equal bits are what counts
+                continue
+            if case.name in REFUSED or case.name not in arrays:
                 continue
             answer = run(case)
             wrong = differences(case, answer, arrays[case.name])

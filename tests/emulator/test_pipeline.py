@@ -13,6 +13,7 @@ from nibblas.emulator import (
     DataRace,
     Deadlock,
     Device,
+    IllegalOperation,
     Report,
     UnfinishedWork,
     UninitialisedRead,
@@ -125,7 +126,8 @@ FAULTS: dict[str, tuple[str, str, tuple[type[Exception], ...]]] = {
     "too many registers asked for": ("aligned.u32 232", "aligned.u32 240", (Deadlock,)),
     "box of the next stage": ("base + s * kStepBytes, a", "base + kStepBytes, a", (DataRace,)),
     "swizzle of another span": ("<< 32 | u64(1) << 62", "<< 32 | u64(2) << 62", (AssertionError,)),
-    "coordinate off by one": ("a, step * 64, row", "a, step * 64 + 1, row", (AssertionError,)),
+    "coordinate off by one": ("a, step * 64, row", "a, step * 64 + 1, row", (IllegalOperation,)),
+    "coordinate off by eight": ("a, step * 64, row", "a, step * 64 + 8, row", (AssertionError,)),
 }
 
 

@@ -225,6 +225,7 @@ def test_gather_on_other_architectures() -> None:
     [
         ("0, 1, 2, 3", [32, 1], UnsupportedInstruction, "got 4 coordinates; want 5"),
         ("0, 1, 2, 3, 4", [32, 2], IllegalOperation, "want rank 2, a box of one row"),
+        ("4, 1, 2, 3, 4", [32, 1], IllegalOperation, "coordinate 4 .* 8 bytes .* multiple of 16"),
     ],
 )
 def test_misused_gather(at: str, box: list[int], error: type[Exception], text: str) -> None:
@@ -332,10 +333,11 @@ def test_unpacked_codes_begin_at_multiples_of_128(dtype: DataType) -> None:
         load_codes(dtype, [64, 0], data, dims=[256, 16], box=[128, 8])
 
 
-def test_packed_codes_begin_at_whole_bytes() -> None:
+@pytest.mark.parametrize(("column", "begin"), [(3, "1.5"), (2, "1"), (16, "8"), (-31, "-15.5")])
+def test_packed_codes_begin_at_16_bytes(column: int, begin: str) -> None:
     data = numbers(16, 128, dtype=np.uint8)
-    with pytest.raises(IllegalOperation, match="begins within a byte"):
-        load_codes("16u4_align8b", [3, 0], data, dims=[256, 16], box=[256, 8])
+    with pytest.raises(IllegalOperation, match=rf"coordinate {column} .* {begin} bytes from"):
+        load_codes("16u4_align8b", [column, 0], data, dims=[256, 16], box=[256, 8])
 
 
 def test_unpacked_codes_are_not_stored() -> None:

@@ -121,7 +121,7 @@ def test_box_of_two_dimensions(order: str) -> None:
         ([256], [224], [64]),
         ([12, 64], [-8, -3], [32, 8]),
         ([12, 64], [48, 9], [32, 8]),
-        ([12, 64], [-100, 100], [32, 8]),
+        ([12, 64], [-104, 100], [32, 8]),
         ([5, 6, 32], [16, 2, -1], [16, 5, 3]),
         ([3, 4, 5, 16], [0, 2, 1, 1], [16, 4, 2, 3]),
         ([2, 3, 4, 5, 16], [8, -1, 2, 1, 1], [8, 3, 3, 3, 2]),
@@ -321,6 +321,40 @@ def test_tensor_reduction_adds() -> None:
     )
     found = run(body, data, box=[32, 8])
     assert (found == data + 4 * np.arange(256, dtype=np.uint32).reshape(8, 32) + 1).all()
+
+
+REDUCE = STORE.replace("cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor").replace(
+    "shared::cta.tile", "shared::cta.add.tile"
+)
+MULTICAST = """
+    mov.u16 %h0, 1;
+    @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r11], {bytes};
+    @%p0 cp.async.bulk.tensor.2d.shared::cluster.global.tile.COUNTED.multicast::cluster
+        [%r10], [%rd5, {{{coordinates}}}], [%r11], %h0;
+""".replace("COUNTED", "mbarrier::complete_tx::bytes")
+PREFETCH = """
+    @%p0 cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd5, {{{coordinates}}}];
+"""
+
+
+@pytest.mark.parametrize("column", [-70, -1, 1, 2, 30, 1001])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        pytest.param(LOAD + WAIT, id="load"),
+        pytest.param(MULTICAST + WAIT, id="multicast"),
+        pytest.param(FILL.format(plus=0) + STORE, id="store"),
+        pytest.param(FILL.format(plus=0) + REDUCE, id="reduction"),
+        pytest.param(PREFETCH, id="prefetch"),
+    ],
+)
+def test_boxes_begin_at_multiples_of_16_bytes(copy: str, column: int) -> None:
+    """Inside of the tensor and outside, before a byte is copied."""
+    data = numbers(8, 32, dtype=np.uint32)
+    run(copy.format(bytes=1024, rank=2, coordinates="-4, 0"), data, box=[32, 8])
+    want = rf"coordinate {column} of a map of uint32 is {4 * column} bytes .*multiple of 16 bytes"
+    with pytest.raises(IllegalOperation, match=want):
+        run(copy.format(bytes=1024, rank=2, coordinates=f"{column}, 0"), data, box=[32, 8])
 
 
 def test_load_into_a_box_still_read_by_a_store_is_a_race() -> None:

@@ -33,6 +33,10 @@ BASE = 0x7F00_0000_0000
         replace(CODES, dims=(2**32, 1), stride_bytes=(2**40 - 16,)),
         replace(CODES, box=(16, 256), swizzle="none"),
         replace(CODES, element_strides=(1, 8)),
+        *(
+            replace(CODES, dims=(32, 33, 3), stride_bytes=strides, box=(16, 1, 1))
+            for strides in ((32, 0), (0, 1056), (32, 1072), (32, 1056))
+        ),
         replace(CODES, data_type="bfloat16", box=(64, 8), oob_fill="nan_request_zero_fma"),
         replace(INTERLEAVED, interleave="32b", swizzle="32b"),
         TensorMapSpec("uint8", (16,) * 5, (16, 32, 48, 64), (16, 1, 1, 1, 1)),

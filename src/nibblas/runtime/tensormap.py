@@ -68,7 +68,8 @@ class TensorMapSpec:
         data_type: type of an element. Packed E2M1 is "uint8" of two codes, or "16u4_align8b".
             Sizes of "16u..." types are in elements.
         dims: elements of the tensor.
-        stride_bytes: from one index to the next, of every dimension but the innermost.
+        stride_bytes: from one index to the next, of every dimension but the innermost. Zero, and
+            strides that are no multiples of each other, are encoded too (driver 580.159.04, H200).
         box: elements that one copy takes; those outside of the tensor read as zero.
         element_strides: step between copied elements; empty: 1 in every dimension.
         swizzle: pattern of the box's bytes in shared memory.

@@ -190,7 +190,7 @@ FAULTS = [
         COPIES,
         "to, map, k / 2, row, 0, full, ptx::kEvictLast",
         "to, map, row, k / 2, 0, full, ptx::kEvictLast",
-        shows="wrong",
+        shows="IllegalOperation",
     ),
     Fault(
         "weights of the first group",

@@ -92,6 +92,11 @@ _GROUP = 16
 _COLUMNS = 128
 """The first coordinate of those types is a multiple of it."""
 
+_BEGIN_BYTES = 16
+"""A box's first column is a multiple of these. Seen on an H200 (driver 580.159.04, 2026-11-30):
+uint16 elements from column -70 end as an illegal instruction, from multiples of 8 they are right.
+Triton's tutorial of TMA says so for all types (python/tutorials/gluon/04-tma.py)."""
+
 _NANS = {
     "float16": np.uint16(0x7FFF),
     "bfloat16": np.uint16(0x7FFF),
@@ -215,15 +220,24 @@ class TensorMap:
         return self._rows_at(column, inside, index * self.spec.stride_bytes[0])
 
     def _rows_at(self, column: int, inside: Array, offsets: Array) -> Box:
-        """The box whose rows lie inside the tensor or not, at offsets; both [rows]."""
+        """The box whose rows lie inside the tensor or not, at offsets; both [rows].
+
+        Raises:
+            IllegalOperation: hardware takes no box from this column.
+        """
         if self.padded and column % _COLUMNS:
             raise IllegalOperation(
                 f"coordinate {column} of a map of {self.spec.data_type}: want a multiple of "
                 f"{_COLUMNS}"
             )
-        first_byte, odd = divmod(column * self.element_bits, 8)
-        if odd:
-            raise IllegalOperation(f"coordinate {column} begins within a byte")
+        first_bit = column * self.element_bits
+        if first_bit % (8 * _BEGIN_BYTES):
+            raise IllegalOperation(
+                f"innermost coordinate {column} of a map of {self.spec.data_type} is "
+                f"{first_bit / 8:g} bytes from the row's begin: want a multiple of {_BEGIN_BYTES} "
+                "bytes, also outside of the tensor (any other is an illegal instruction)"
+            )
+        first_byte = first_bit // 8
         places = first_byte + self._places
         columns = (places >= 0) & (places < self.spec.dims[0] * self.element_bits // 8)
         every = inside[:, None] & columns & self._is_data
