@@ -41,7 +41,7 @@ def is_aligned(product: Operands, config: PortableConfig) -> bool:
     if product.k % config.stage_k or product.n % config.row_multiple:
         return False
     if config.tensor_copies and 0 in (product.w.stride(0), product.w_scales.stride(0)):
-        return False  # groups that are one and the same: no stride for a tensor map
+        return False  # one group for all: a map takes a stride of 0, but no such copy was tried
     tokens, weights = token_fields(product), weight_fields(product)
     x_row_bytes, x_vector, w_vector, w_scale_vector = tokens[2], tokens[3], weights[3], weights[7]
     scale_piece = 16 if product.w_scale_layout == "blocked" else min(16, config.stage_k // 16)
