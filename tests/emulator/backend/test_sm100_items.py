@@ -119,7 +119,7 @@ def found_by(products: Sequence[Operands], config: Sm100Config, clusters: int) -
         ctas,
         config.threads,
         [params, found],
-        smem=config.control_bytes + config.bytes_per_group * config.group_capacity,
+        smem=config.shared_bytes - config.stages * config.stage_bytes,
     )
     return [[Item(*row) for row in rows if row[0] >= 0] for rows in found.to_numpy().tolist()]
 

@@ -282,8 +282,8 @@ FAULTS = [
     Fault(
         "swapped: staging of one warp for all",
         EPILOGUE,
-        "staging_of(p, shared) + warp * kWarpStagingBytes",
-        "staging_of(p, shared)",
+        "control.staging() + warp * kWarpStagingBytes",
+        "control.staging()",
         variant="pair",
         shows="wrong",
         orders=(

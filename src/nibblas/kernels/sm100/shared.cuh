@@ -1,7 +1,7 @@
-// Shared memory: a ring of stages, what the epilogue sorts its outputs in, barriers, the table of
+// Shared memory: a ring of stages, barriers, what the epilogue sorts its outputs in, the table of
 // groups.
 //
-//   | stage 0 | stage 1 | ... | staging | Control | table |      stage = | x | w | scales of both |
+//   | stage 0 | stage 1 | ... | Control | staging | table |      stage = | x | w | scales of both |
 //
 //   full[slot]       producers, and the bytes of their copies    -> the MMA warp
 //   empty[slot]      tcgen05.commit                              -> the producers
@@ -76,10 +76,13 @@ struct alignas(16) Control {
   u32 tensor;  // what tcgen05.alloc gave
   BlockScratch<kAllWarps> scratch;
 
-  // Of a packed product's groups, behind this: tiles of tokens up to the group's end, and its last
+  // Behind this, kWarpStagingBytes for each epilogue warp.
+  __device__ u8* staging() { return reinterpret_cast<u8*>(this + 1); }
+
+  // Behind that, of a packed product's groups: tiles of tokens up to the group's end, and its last
   // row of x; where a tile is not 128 tokens, 128 rows of blocked scales before it too.
-  __device__ i32* tile_end() { return reinterpret_cast<i32*>(this + 1); }
-  __device__ const i32* tile_end() const { return reinterpret_cast<const i32*>(this + 1); }
+  __device__ i32* tile_end() { return reinterpret_cast<i32*>(staging() + kStagingBytes); }
+  __device__ const i32* tile_end() const { return const_cast<Control*>(this)->tile_end(); }
   __device__ i32* row_end(const Params& p) { return tile_end() + p.group_capacity; }
   __device__ const i32* row_end(const Params& p) const { return tile_end() + p.group_capacity; }
   __device__ i32* atoms_before(const Params& p) { return row_end(p) + p.group_capacity; }
@@ -88,11 +91,8 @@ struct alignas(16) Control {
   }
 };
 
-static __device__ __forceinline__ u8* staging_of(const Params& p, u8* shared) {
-  return shared + p.stages * stage_bytes(p);
-}
 static __device__ __forceinline__ Control& control_of(const Params& p, u8* shared) {
-  return *reinterpret_cast<Control*>(staging_of(p, shared) + kStagingBytes);
+  return *reinterpret_cast<Control*>(shared + p.stages * stage_bytes(p));
 }
 
 // Columns of tensor memory for the scales of 128 rows and 64 values along K.

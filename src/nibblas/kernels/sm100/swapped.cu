@@ -82,7 +82,7 @@ static __device__ __forceinline__ void run(const Params& p, u8* shared) {
   Control& control = control_of(p, shared);
   set_up(p, control, warp);
   if (warp < kEpilogueWarps) {
-    write_outputs(p, control, shared);
+    write_outputs(p, control);
   } else if (warp == kMmaWarp) {
     if (rank_in_pair() == 0) {
       multiply(p, control, shared);

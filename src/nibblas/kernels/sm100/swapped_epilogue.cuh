@@ -121,11 +121,11 @@ static __device__ __forceinline__ void release_sums(u32 sums_empty) {
   arrive_at_leader_if(threadIdx.x % kWarpLanes == 0, sums_empty);
 }
 
-static __device__ void write_outputs(const Params& p, Control& control, u8* shared) {
+static __device__ void write_outputs(const Params& p, Control& control) {
   const i32 warp = threadIdx.x / kWarpLanes;
   const i32 quarter = warp % kQuarters * kWarpLanes;
   const u32 tensor = control.tensor + (static_cast<u32>(quarter) << 16);
-  u8* staging = staging_of(p, shared) + warp * kWarpStagingBytes;
+  u8* staging = control.staging() + warp * kWarpStagingBytes;
   Turn turn(2);
   for (Items items(p, control); !items.done(); items.advance(), turn.advance()) {
     const Item item = items.item();
