@@ -56,9 +56,10 @@ def grouped_mm(
         bias: ``(N,)`` or ``(G, N)``, float32, bfloat16 or float16.
         backend: a backend's name; default: NIBBLAS_BACKEND, else the fastest that can.
         precision: "w4a16" or "w4a4": an assertion about x.
-        batch_invariant: a row's bits do not depend on how many rows its group has. "portable" and
-            "cpu" always work so, at no cost, but for the CPU level "amx", which is then slower for
-            few rows; "reference" then takes one row at a time.
+        batch_invariant: a row's bits do not depend on how many rows its group has. Kernels for GPUs
+            and "cpu" always work so, at no cost, but for the CPU level "amx", which is then slower
+            for few rows; "reference" then takes one row at a time. A backend is then chosen among
+            those that give the same bits.
         validate: "strict" also checks block scales and contents on a device, which synchronises.
 
     Returns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from nibblas.errors import NativeLibraryError
@@ -34,6 +35,14 @@ def beyond_32_bits(counts: Mapping[str, int]) -> list[str]:
         for what, count in counts.items()
         if count > _LARGEST_COUNT
     ]
+
+
+def launches_of(problem: Problem) -> list[Problem]:
+    """What a kernel of one launch per product is given: of a list, each that has outputs."""
+    if problem.form != "list":
+        return [problem]
+    busy = [shape for shape in problem.shapes if shape.m and shape.n]
+    return [replace(problem, shapes=(shape,)) for shape in busy] or [problem]
 
 
 def maps_of(driver: Driver) -> TensorMaps:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from nibblas.backends.base import Operands, RunAt
-from nibblas.backends.gpu import beyond_32_bits, capability_of, maps_of
+from nibblas.backends.gpu import beyond_32_bits, capability_of, launches_of, maps_of
 from nibblas.backends.portable_params import address_words, is_aligned, params_of
 from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.plan.arch import gpu_of
@@ -49,7 +48,7 @@ class PortableBackend:
         if arch is None:
             estimate = Estimate(math.inf, "not modelled on this device", {})
         else:
-            launches = _launches_of(problem)
+            launches = launches_of(problem)
             estimate = one_after_another([portable_time(p, arch, config) for p in launches])
         return Plan(self.name, config, estimate, ("weights in place", "batch-invariant"))
 
@@ -83,14 +82,6 @@ class PortableBackend:
             names=names,
             words=address_words(names, config),
         )
-
-
-def _launches_of(problem: Problem) -> list[Problem]:
-    """A list is a launch for every product that has outputs."""
-    if problem.form != "list":
-        return [problem]
-    busy = [shape for shape in problem.shapes if shape.m and shape.n]
-    return [replace(problem, shapes=(shape,)) for shape in busy] or [problem]
 
 
 def _ctas(product: Operands, config: PortableConfig, sms: int) -> int:

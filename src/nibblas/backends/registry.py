@@ -15,9 +15,16 @@ def all_backends() -> tuple[Backend, ...]:
     from nibblas.backends.cpu import CpuBackend
     from nibblas.backends.portable import PortableBackend
     from nibblas.backends.reference import ReferenceBackend
+    from nibblas.backends.sm90 import Sm90Backend
     from nibblas.backends.sm100 import Sm100Backend
 
-    return (CpuBackend(), Sm100Backend(), PortableBackend(), ReferenceBackend())
+    return (
+        CpuBackend(),
+        Sm100Backend(),
+        Sm90Backend(),
+        PortableBackend(),
+        ReferenceBackend(),
+    )
 
 
 @cache

@@ -14,7 +14,7 @@ from nibblas.backends import registry
 from nibblas.backends.base import Backend
 from nibblas.errors import UnsupportedProblemError
 from nibblas.plan.problem import Problem
-from nibblas.plan.select import Plan, fastest
+from nibblas.plan.select import Plan, chosen, fastest
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Explanation:
     Attributes:
         problem: what was asked for.
         plan: what runs it.
-        forced_by: "backend=..." or the environment variable that named the backend; None: free.
+        forced_by: "backend=..." or the environment variable that named the backend, or
+            "batch_invariant=True" where the fastest may not be taken; None: free.
         slower: plans of the other backends that could take it.
         refused: reasons of the backends that cannot.
     """
@@ -46,9 +47,11 @@ class Explanation:
             + (f" ({terms})" if terms else ""),
         ]
         lines += [f"note       {note}" for note in plan.notes]
-        lines += [
-            f"slower     {p.backend} ({p.config}): {_time(p.estimate.seconds)}" for p in self.slower
-        ]
+        for other in self.slower:
+            how = "faster" if other.estimate.seconds < plan.estimate.seconds else "slower"
+            lines.append(
+                f"{how}     {other.backend} ({other.config}): {_time(other.estimate.seconds)}"
+            )
         lines += [f"refused    {name}: {'; '.join(why)}" for name, why in self.refused.items()]
         return "\n".join(lines)
 
@@ -65,7 +68,8 @@ class Explanation:
 
 
 def explain_problem(problem: Problem, backend: str | None = None) -> Explanation:
-    """Chooses a backend: the one named, else NIBBLAS_BACKEND, else the fastest that can.
+    """Chooses a backend: the one named, else NIBBLAS_BACKEND, else the fastest that can; for a
+    batch-invariant problem, of those with the bits of the first that can.
 
     Raises:
         ValueError: unknown backend name. UnsupportedProblemError: nobody can, with all reasons.
@@ -81,7 +85,9 @@ def explain_problem(problem: Problem, backend: str | None = None) -> Explanation
             plans.append(candidate.plan(problem))
     if not plans:
         raise UnsupportedProblemError(problem, refused)
-    best = fastest(plans)
+    best = chosen(plans, batch_invariant=problem.batch_invariant)
+    if best is not fastest(plans):
+        forced_by = "batch_invariant=True"
     slower = tuple(plan for plan in plans if plan is not best)
     return Explanation(problem, best, forced_by, slower, refused)
 

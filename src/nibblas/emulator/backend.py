@@ -10,21 +10,25 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
 
+import torch
+from torch import Tensor
+
 from nibblas import ops
 from nibblas.backends.base import Backend, Operands, RunAt
 from nibblas.backends.portable import PortableBackend
+from nibblas.backends.sm90 import Sm90Backend
 from nibblas.backends.sm100 import Sm100Backend
 from nibblas.emulator.device import UnwrittenShared
 from nibblas.emulator.driver import EmulatedDriver, Emulation, Span
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.cost import Estimate
 from nibblas.plan.problem import Problem
-from nibblas.plan.select import Plan, fastest
+from nibblas.plan.select import Plan, chosen
 from nibblas.runtime.compile import compiler_version
 from nibblas.runtime.driver import use_driver
 from nibblas.validation.memory import byte_span
@@ -109,7 +113,8 @@ class EmulatedBackend:
 
     def __init__(self) -> None:
         self._backends: dict[str, Backend] = {
-            backend.name: backend for backend in (Sm100Backend(), PortableBackend())
+            backend.name: backend
+            for backend in (Sm100Backend(), Sm90Backend(_new_tokens), PortableBackend())
         }
 
     def why_not(self, problem: Problem) -> list[str]:
@@ -131,7 +136,8 @@ class EmulatedBackend:
             device = _on_the_device(problem)
             reasons = {name: b.why_not(device) for name, b in self._backends.items()}
             able = [b for name, b in self._backends.items() if not reasons[name]]
-            plan = fastest([backend.plan(device) for backend in able])
+            plans = [backend.plan(device) for backend in able]
+            plan = chosen(plans, batch_invariant=problem.batch_invariant)
         estimate = Estimate(math.inf, "not modelled on the emulator", {})
         refused = [f"{name} refused: {'; '.join(why)}" for name, why in reasons.items() if why]
         notes = (f"the {plan.backend} kernel, emulated", *plan.notes, *refused)
@@ -140,7 +146,7 @@ class EmulatedBackend:
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
         """See ``Backend.run``. EmulationError: the kernel did something wrong."""
         on_the_device: Plan = plan.config.plan
-        with self._driver() as driver, driver.tensors(spans_of(operands)):
+        with self._driver() as driver, driver.tensors(spans_of(operands)), _workspaces():
             self._backends[on_the_device.backend].run(operands, on_the_device)
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
@@ -158,6 +164,33 @@ class EmulatedBackend:
 
 def _on_the_device(problem: Problem) -> Problem:
     return replace(problem, device="cuda", device_index=0)
+
+
+_open_workspaces: ContextVar[ExitStack] = ContextVar("nibblas_emulated_workspaces")
+
+
+@contextmanager
+def _workspaces() -> Iterator[None]:
+    """Inside, ``_new_tokens`` may be called; what it returns is the device's until the end."""
+    with ExitStack() as stack:
+        token = _open_workspaces.set(stack)
+        try:
+            yield
+        finally:
+            _open_workspaces.reset(token)
+
+
+def _new_tokens(rows: int, k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory that kernels may read and write, NaN until they do."""
+    tokens = torch.full((rows, k), math.nan, dtype=dtype, device=device)
+    return _open_workspaces.get().enter_context(_of_the_device(tokens))
+
+
+@contextmanager
+def _of_the_device(tokens: Tensor) -> Iterator[Tensor]:
+    span = Span("workspace", *byte_span(tokens), readable=True, writable=True)
+    with driver_of(current_emulation().arch).tensors([span]):
+        yield tokens
 
 
 def spans_of(operands: Sequence[Operands]) -> list[Span]:

@@ -49,6 +49,9 @@ MIN_STAGES, MAX_STAGES = 3, 4
 #: little bandwidth to feed.
 TENSOR_COPY_TARGETS = ("sm_90a", "sm_100f")
 
+#: Tokens of a block.
+FEW_TOKENS, MANY_TOKENS = 16, 64
+
 PARAMS_BYTES = 38 * 8
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
@@ -273,7 +276,7 @@ def choose_config(problem: Problem, target: str) -> PortableConfig:
 
     Whether rows are aligned shows in addresses only; the backend settles it at the call.
     """
-    tokens = 16 if problem.rows <= 24 * problem.groups else 64
+    tokens = FEW_TOKENS if problem.rows <= 24 * problem.groups else MANY_TOKENS
     config = config_for(problem.activations, tokens, target, aligned=True)
     if any(shape.k % config.stage_k for shape in problem.shapes):
         config = for_any_rows(config)
@@ -288,6 +291,6 @@ def all_configs() -> list[PortableConfig]:
         config_for(kind, tokens, target, aligned=aligned)
         for target in targets
         for kind in kinds
-        for tokens in (16, 64)
+        for tokens in (FEW_TOKENS, MANY_TOKENS)
         for aligned in (True, False)
     ]

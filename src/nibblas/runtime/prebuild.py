@@ -72,9 +72,11 @@ class _Task:
 
 def all_configs() -> Iterator[KernelConfig]:
     """Every configuration that a backend can choose."""
-    from nibblas.plan import portable, sm100
+    from nibblas.plan import portable, sm90, sm90_prepare, sm100
 
     yield from portable.all_configs()
+    yield from sm90.all_configs()
+    yield from sm90_prepare.all_configs()
     yield from sm100.all_configs()
 
 

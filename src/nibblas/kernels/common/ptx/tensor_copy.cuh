@@ -48,6 +48,17 @@ static __device__ __forceinline__ void cp_async_bulk_tensor_3d(u32 to, const Ten
 }
 
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
+static __device__ __forceinline__ void cp_async_bulk_tensor_4d(u32 to, const TensorMap& map, i32 c0,
+                                                               i32 c1, i32 c2, i32 c3, u32 barrier,
+                                                               u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-tensor
 // The same to that place of every CTA of the mask; the barrier of that place in each counts.
 static __device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(
     u32 to, const TensorMap& map, i32 c0, i32 c1, i32 c2, u32 barrier, u16 ctas, u64 policy) {

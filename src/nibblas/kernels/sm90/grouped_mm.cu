@@ -1,0 +1,132 @@
+// NVFP4 grouped GEMM for Hopper: weights on wgmma's M side, decoded in registers; tokens on N.
+//
+//   persistent clusters of kCluster CTAs, each steps (walk.cuh) found from offs by itself
+//
+//   producer warp     global --TMA--> ring of        warpgroups, a unit of 64 rows each
+//     codes, scales: the CTA's own    kStages   -->    codes, scales --decode--> registers --+
+//     tokens: half of them each,      stages           tokens, in shared memory ------------ wgmma
+//       to all CTAs of the cluster                                                              |
+//       ^                                |              fp32 sums --factors, cast--> out <------+
+//       |                                v
+//       +------------- empty[slot]: the multiplying warps of every CTA of the cluster
+//
+// Accumulation: a row's sum over K is one chain of MMAs of 16 values in the order of K, so a
+// token's result does not depend on its group's size, on other groups, or on the grid.
+#include "copies.cuh"
+#include "epilogue.cuh"
+
+namespace nibblas::sm90 {
+
+static_assert(Config::kStages >= 2, "a stage is filled while another is read");
+static_assert(sizeof(Shared) <= Config::kSharedBytes, "the host's shared-memory map differs");
+static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches another block");
+
+// Registers of a thread: as many as a CTA's threads can have each at the start, then as many as a
+// role needs.
+constexpr i32 kProducerRegisters = Config::kMultiplyGroups == 4 ? 32 : 56;
+constexpr i32 kMultiplierRegisters = Config::kMultiplyGroups == 2   ? 224
+                                     : Config::kMultiplyGroups == 3 ? 152
+                                                                    : 112;
+
+// A warpgroup's unit of a step of one width.
+template <i32 kTokens>
+static __device__ __forceinline__ void take_unit(const Params& p, const Step& at,
+                                                 const Decoder& decoder, RingPlace& place,
+                                                 Shared& shared) {
+  Sums<kTokens> sums = {};
+  multiply_unit<kTokens>(p, decoder, place, sums);
+  const i32 unit = at.first_unit + warpgroup() * Config::kCluster + cta_rank();
+  Output(p, at, unit, shared).write<kTokens>(sums);
+}
+
+// Finds the width among kWidths[kBegin..kEnd - 1]. Not by a switch: ptxas does not follow wgmma
+// through a table of jumps.
+template <i32 kBegin, i32 kEnd>
+static __device__ __forceinline__ void take_unit_of(const Params& p, const Step& at,
+                                                    const Decoder& decoder, RingPlace& place,
+                                                    Shared& shared) {
+  constexpr i32 kMiddle = (kBegin + kEnd) / 2;
+  if constexpr (kEnd - kBegin == 1) {
+    take_unit<kWidths[kBegin]>(p, at, decoder, place, shared);
+  } else if (at.width < kWidths[kMiddle]) {
+    take_unit_of<kBegin, kMiddle>(p, at, decoder, place, shared);
+  } else {
+    take_unit_of<kMiddle, kEnd>(p, at, decoder, place, shared);
+  }
+}
+
+// For a warpgroup without a unit.
+static __device__ __forceinline__ void skip_step(const Params& p, RingPlace& place) {
+  for (i32 k = 0; k < p.k; k += kStageK) {
+    place.wait_until_full();
+    place.advance();
+    __syncwarp();
+    place.release_before_if(true);
+  }
+}
+
+static __device__ __forceinline__ void multiply(const Params& p, Shared& shared) {
+  const Decoder decoder(p);
+  RingPlace place(shared);
+  while (true) {
+    place.wait_until_full();
+    const Step at = place.step();
+    if (at.width == 0) return;
+    if (at.units <= cta_rank() + warpgroup() * Config::kCluster) {
+      skip_step(p, place);
+      continue;
+    }
+    take_unit_of<0, sizeof(kWidths) / sizeof(i32)>(p, at, decoder, place, shared);
+  }
+}
+
+static __device__ __forceinline__ void sync_cluster() {
+  if constexpr (Config::kCluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::barrier_cluster();
+  }
+}
+
+static __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
+  const i32 clusters = static_cast<i32>(gridDim.x) / Config::kCluster;
+  const i32 cta_units = choose_cta_units(p, shared.ends, clusters);
+  if (ptx::elect_sync()) copy_operands(p, cta_units, shared);
+  __syncwarp();
+}
+
+static __device__ __forceinline__ void run(const Params& p, Shared& shared) {
+  const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
+  if (threadIdx.x == 0) {
+    init_barriers(shared);
+    ptx::fence_mbarrier_init();
+  }
+  if (warp == kProducerWarp) {
+    if (ptx::elect_sync()) prefetch_maps(p);
+    read_offs(p, shared.ends);
+  }
+  sync_cluster();
+  if (warp >= kMultiplyWarps) {
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    if (warp == kProducerWarp) produce(p, shared);
+  } else {
+    ptx::setmaxnreg_inc<kMultiplierRegisters>();
+    multiply(p, shared);
+  }
+  if constexpr (Config::kCluster > 1) ptx::barrier_cluster();  // others may still arrive here
+}
+
+}  // namespace nibblas::sm90
+
+extern "C" {
+
+// Compared by the host with its own sizes before the first launch.
+__constant__ nibblas::u64 nibblas_shared_bytes = nibblas::Config::kSharedBytes;
+__constant__ nibblas::u64 nibblas_parameter_bytes = sizeof(nibblas::sm90::Params);
+
+__global__ void __launch_bounds__(nibblas::Config::kThreads, 1)
+    nibblas_sm90_grouped_mm(const __grid_constant__ nibblas::sm90::Params params) {
+  extern __shared__ __align__(1024) nibblas::u8 shared[];
+  nibblas::sm90::run(params, *reinterpret_cast<nibblas::sm90::Shared*>(shared));
+}
+}

@@ -1,0 +1,158 @@
+// Shared memory: a ring of stages of 128 values along K, its barriers, and each multiplying warp's
+// room for turning outputs round.
+//
+//   tokens   [64 values along K][token] rows of 128 bytes, 128-byte swizzle
+//   weights  [unit][64 rows] 64 bytes of codes, 64-byte swizzle
+//   scales   [unit] blocked: [64 values along K][16 lines][4 quarters] 4 bytes
+//                   linear:  [64 rows] 16 bytes, those of 256 values
+//
+//   full[slot]   the CTA's own copies, the step they belong to and, of a cluster, the other CTA's
+//                tokens
+//   empty[slot]  the multiplying warps of all CTAs of the cluster
+//
+// A unit is 64 weight rows: rows 16h..16h+15 of each quarter of 32 of an atom of 128, h = 0 or 1,
+// whose blocked scales lie together. Warp q of a warpgroup has those of quarter q.
+#pragma once
+
+#include "../common/block_scheduler.cuh"
+#include "../common/ptx/address.cuh"
+#include "../common/ptx/cluster.cuh"
+#include "../common/ptx/mbarrier.cuh"
+#include "params.cuh"
+
+namespace nibblas::sm90 {
+
+constexpr i32 kStageK = 128;
+constexpr i32 kHalfK = 64;  // what a row of 128 bytes holds of the tokens
+constexpr i32 kHalves = kStageK / kHalfK;
+constexpr i32 kMaxTokens = 128;  // of a tile
+constexpr i32 kMaxGroups = 1024;
+
+// Tokens that a tile is rounded up to. Up to 64 decoding takes longer than multiplying anyway; and
+// ptxas keeps wgmma of at most 8 loops apart (C7512 beyond).
+constexpr i32 kWidths[] = {32, 64, 80, 96, 112, 128};
+constexpr i32 kUnitRows = 64;
+
+constexpr i32 kMultiplyGroups = Config::kMultiplyGroups;  // warpgroups, a unit each
+constexpr i32 kCtaUnits = kMultiplyGroups;
+constexpr i32 kStepUnits = kCtaUnits * Config::kCluster;
+
+constexpr i32 kGroupWarps = 4;
+constexpr i32 kMultiplyWarps = kMultiplyGroups * kGroupWarps;
+constexpr i32 kProducerWarp = kMultiplyWarps;  // of a warpgroup whose others are idle
+constexpr i32 kAllWarps = kMultiplyWarps + kGroupWarps;
+
+constexpr i32 kTokenRowBytes = 128;
+constexpr i32 kCodesBytes = kUnitRows * kStageK / 2;
+constexpr i32 kBlockedScalesBytes = kUnitRows * kStageK / 16;
+constexpr i32 kLinearScalesBytes = kUnitRows * 16;
+
+struct alignas(1024) Stage {
+  u8 tokens[kHalves * kMaxTokens * kTokenRowBytes];
+  u8 weights[kCtaUnits][kCodesBytes];
+  u8 scales[kCtaUnits][kLinearScalesBytes];
+};
+
+// What a step costs beside its units, in units: for how many a CTA takes at a time (walk.cuh).
+constexpr i32 kStepCost = 2;
+
+// What a stage belongs to.
+struct alignas(16) Step {
+  i64 token_row;  // of x and out
+  i32 group;
+  i32 first_unit;
+  i32 units;
+  i32 tokens;
+  i32 width;  // tokens that are copied and multiplied; 0: there are no more steps
+};
+
+// A warp's room: 16 tokens' sums of 16 columns, rows apart so that no two lanes meet in a bank.
+constexpr i32 kTurnedTokens = 16;
+constexpr i32 kTurnedColumns = 16;
+constexpr i32 kTurnedRowBytes = (kTurnedColumns + 4) * sizeof(float);
+
+struct alignas(16) Turned {
+  u8 sums[kTurnedTokens * kTurnedRowBytes];
+  float scale[kTurnedColumns];
+  float bias[kTurnedColumns];
+};
+
+struct Shared {
+  Stage stages[Config::kStages];
+  Turned turned[kMultiplyWarps];
+  i32 ends[kMaxGroups];
+  Step steps[Config::kStages];
+  u64 full[Config::kStages];
+  u64 empty[Config::kStages];
+};
+
+static __device__ __forceinline__ i32 cta_rank() {
+  return Config::kCluster == 1 ? 0 : static_cast<i32>(blockIdx.x) % Config::kCluster;
+}
+
+static __device__ __forceinline__ i32 warpgroup() {
+  return static_cast<i32>(threadIdx.x) / (kGroupWarps * kWarpLanes);
+}
+
+// A role's place in the ring; every role walks the same stages.
+class RingPlace {
+ public:
+  __device__ explicit RingPlace(Shared& shared)
+      : shared_(shared),
+        stages_(ptx::shared_address(shared.stages)),
+        full_(ptx::shared_address(shared.full)),
+        empty_there_(full_ + static_cast<u32>(sizeof(Shared::full))),
+        arrives_(threadIdx.x % kWarpLanes < Config::kCluster) {
+    if constexpr (Config::kCluster > 1) {
+      empty_there_ = ptx::mapa(empty_there_, threadIdx.x % Config::kCluster);
+    }
+  }
+
+  __device__ Step& step() const { return shared_.steps[slot_]; }
+  __device__ u32 stage() const { return stages_ + slot_ * static_cast<u32>(sizeof(Stage)); }
+  __device__ u32 full() const { return full_ + slot_ * kBarrierBytes; }
+
+  __device__ void wait_until_full() const { wait(full(), round_); }
+  // The first round finds every slot empty: the phase before a barrier's first counts as complete.
+  __device__ void wait_until_empty() const { wait(full() + static_cast<u32>(sizeof(Shared::full)), round_ ^ 1); }
+
+  // The warp has read the stage before, where `condition` holds: one arrival at every CTA that
+  // copies into it. Without a branch, which would end ptxas's pipeline of wgmma.
+  __device__ __forceinline__ void release_before_if(bool condition) const {
+    const u32 slot = slot_ == 0 ? Config::kStages - 1 : slot_ - 1;
+    ptx::mbarrier_arrive_cluster_if(condition && arrives_, empty_there_ + slot * kBarrierBytes);
+  }
+
+  __device__ void advance() {
+    if (++slot_ < Config::kStages) return;
+    slot_ = 0;
+    round_ ^= 1;
+  }
+
+ private:
+  static constexpr u32 kBarrierBytes = sizeof(u64);
+
+  static __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    while (!ptx::mbarrier_try_wait(barrier, parity)) {
+    }
+  }
+
+  Shared& shared_;
+  u32 stages_;
+  u32 full_;
+  u32 empty_there_;  // the lane's: of a CTA of the cluster
+  bool arrives_;
+  u32 slot_ = 0;
+  u32 round_ = 0;
+};
+
+// By one thread, before a barrier of the cluster.
+static __device__ __forceinline__ void init_barriers(Shared& shared) {
+  for (i32 slot = 0; slot < Config::kStages; ++slot) {
+    ptx::mbarrier_init(ptx::shared_address(&shared.full[slot]), 1);
+    ptx::mbarrier_init(ptx::shared_address(&shared.empty[slot]),
+                       kMultiplyWarps * Config::kCluster);
+  }
+}
+
+}  // namespace nibblas::sm90
