@@ -106,6 +106,7 @@ class Lane:
 
     Attributes:
         device: "cuda", or "cpu" for a rehearsal. environment: of every command.
+        capability: the GPU's compute capability, "9.0"; "": there is no GPU.
         scratch: a folder for the steps' files. limit_s: time left to the step at hand.
     """
 
@@ -113,6 +114,7 @@ class Lane:
     environment: dict[str, str]
     scratch: Path
     limit_s: float = 0.0
+    capability: str = ""
 
     @property
     def backend(self) -> str:
@@ -205,17 +207,28 @@ def cases_of(report: Path, name: str) -> Cases:
 
 def check(lane: Lane) -> Cases:
     """Random and bit-exact problems against the float64 oracle."""
+    return checked(lane, "check", lane.backend)
+
+
+def check_sm90(lane: Lane) -> Cases:
+    """Those that Hopper's kernel takes."""
+    if lane.capability != "9.0":
+        return iter([Line("check-sm90", "skipped", 0.0, "needs compute capability 9.0")])
+    return checked(lane, "check-sm90", "sm90")
+
+
+def checked(lane: Lane, step: str, backend: str) -> Cases:
     found, why = json_command(
-        lane, "check", "--backend", lane.backend, "--device", lane.device,
+        lane, "check", "--backend", backend, "--device", lane.device,
         "--count", str(CHECK_PROBLEMS),
     )  # fmt: skip
     figures: dict[str, Any] = {
         key: found[key] for key in ("problems", "targets", "never_met") if key in found
     }
     for violation in found.get("violations", ()):
-        name = f"check: {violation['only']} on {violation['target']}"
+        name = f"{step}: {violation['only']} on {violation['target']}"
         yield Line(name, "failed", 0.0, "; ".join(violation["found"]))
-    yield Line("check", "failed" if why else "passed", 0.0, why or "", figures)
+    yield Line(step, "failed" if why else "passed", 0.0, why or "", figures)
 
 
 def competition(lane: Lane) -> Cases:
@@ -303,6 +316,7 @@ class Step:
 STEPS: dict[str, Step] = {
     "tests": Step(tests, 300),
     "check": Step(check, 120),
+    "check-sm90": Step(check_sm90, 120),
     "competition": Step(competition, 120),
     "memcheck": Step(sanitizer("memcheck"), 120),
     "racecheck": Step(sanitizer("racecheck"), 120),
@@ -432,6 +446,7 @@ def main() -> int:
             )
             return COULD_NOT_START
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        lane.capability = facts.get("compute_capability", "")
         facts |= {"driver": driver_version(), "commit": asked.commit or commit(), "date": date}
         print(json.dumps(facts), flush=True)
         results = Results(asked.out, facts)

@@ -158,6 +158,20 @@ def test_a_violation_of_the_sweep_is_a_line_of_its_own(
     )
 
 
+@pytest.mark.parametrize("capability", ["9.0", "10.0", ""])
+def test_hoppers_kernel_is_checked_where_it_runs(
+    gpu_lane: Any, lane: Any, monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    answer = answering(gpu_lane, 0, json.dumps({"problems": 9}), "")
+    monkeypatch.setattr(lane, "python", answer.python)
+    lane.capability = capability
+    (step,) = gpu_lane.check_sm90(lane)
+    assert step.name == "check-sm90"
+    assert step.outcome == ("passed" if capability == "9.0" else "skipped")
+    asked = [arguments[3:5] for arguments, _ in answer.calls]
+    assert asked == ([("--backend", "sm90")] if capability == "9.0" else [])
+
+
 def test_output_that_is_no_json_is_a_failure(
     gpu_lane: Any, lane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,9 @@ def right(variant: Variant) -> tuple[Exact, torch.Tensor]:
 
 
 @contextmanager
-def planted(folder: Path, replacements: tuple[Replacement, ...]) -> Iterator[None]:
+def planted(
+    folder: Path, replacements: tuple[Replacement, ...], *, arch: str = "sm_100"
+) -> Iterator[None]:
     """Inside, kernels come from a new copy in ``folder`` with replacements, for a new device.
 
     Raises:
@@ -136,7 +138,7 @@ def planted(folder: Path, replacements: tuple[Replacement, ...]) -> Iterator[Non
         text = (copy / name).read_text()
         assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {name}"
         (copy / name).write_text(text.replace(old, new))
-    driver = EmulatedDriver("sm_100")
+    driver = EmulatedDriver(arch)
     with (
         patch.object(source, "KERNELS", copy),
         patch.object(backend, "driver_of", lambda arch: driver),

@@ -1,0 +1,101 @@
+"""How the shipped Hopper kernels are run with faults in their text: small products of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import nibblas
+from nibblas import NVFP4Array
+from nibblas.emulator import EmulationError
+from nibblas.formats.reference import Exact, error_bound, grouped_mm_reference, within_bound
+from tests.api.problems import offs_of, random_array
+from tests.emulator.backend.sm90 import on_hopper, tokens
+from tests.emulator.faults import sm100
+from tests.emulator.faults.sm100 import Replacement, Schedule
+
+MAX_INSTRUCTIONS = 200_000
+"""An unbroken kernel needs a fifth of it."""
+
+FEW_WIDTHS: Replacement = (
+    "sm90/shared.cuh",
+    "kWidths[] = {32, 64, 80, 96, 112, 128};",
+    "kWidths[] = {32, 96, 128};",
+)
+"""Half of the six loops that the kernel is made of, which compile in half the time."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A product that one cluster computes, in more stages of K than its ring has.
+
+    Attributes:
+        rows: tokens of each group. layout: of the weights' scales.
+    """
+
+    rows: tuple[int, ...] = (34, 3)
+    n: int = 160
+    k: int = 576
+    layout: str = "blocked"
+    kind: str = "fp16"
+
+    @property
+    def ends(self) -> list[int]:
+        return list(accumulate(self.rows))
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "boxes": Variant(rows=(90,), n=32, k=64),
+    "short": Variant(rows=(3,), n=96, k=192),
+    "linear": Variant(rows=(3,), n=96, k=256, layout="linear"),
+    "nvfp4": Variant(rows=(3, 2), n=32, k=192, kind="nvfp4"),
+}
+
+
+@cache
+def operands(variant: Variant) -> tuple[Any, NVFP4Array]:
+    """x, with rows of no group, and w, its padding NaN."""
+    groups = len(variant.rows)
+    w = random_array((groups, variant.n, variant.k), 1, layout=variant.layout)
+    ends = variant.ends
+    return tokens(variant.kind, ends[-1] + 2, variant.k, 2, ends=ends, rule="torch"), w
+
+
+@cache
+def right(variant: Variant) -> tuple[Exact, torch.Tensor]:
+    """The product in float64, and how far from it float32 sums may be."""
+    exact = grouped_mm_reference(*operands(variant), offs_of(variant.ends))
+    return exact, error_bound(exact, torch.float32)
+
+
+@contextmanager
+def planted(folder: Path, replacements: tuple[Replacement, ...]) -> Iterator[None]:
+    """Inside, kernels come from a new copy in ``folder`` with replacements, for a new Hopper."""
+    with sm100.planted(folder, (FEW_WIDTHS, *replacements), arch="sm_90"):
+        yield
+
+
+def complaint(variant: Variant, schedule: Schedule) -> str:
+    """What is wrong with a product under a schedule: a report, "wrong: ...", or "": nothing."""
+    x, w = operands(variant)
+    end = variant.ends[-1]
+    out = torch.full((end + 2, variant.n), float("nan"))
+    order, seed = schedule
+    with on_hopper(cluster=2, order=order, seed=seed, max_instructions=MAX_INSTRUCTIONS):
+        try:
+            nibblas.grouped_mm(x, w, offs_of(variant.ends), out=out, backend="emulated")
+        except EmulationError as error:
+            return f"{type(error).__name__}: {error}"
+    exact, bound = right(variant)
+    within = within_bound(out, exact, bound)[:end]
+    if not bool(within.all()):
+        return f"wrong: {int((~within).sum())} of {within.numel()} outputs"
+    return "" if bool(out[end:].isnan().all()) else "wrong: rows of no group are written"
