@@ -12,6 +12,8 @@ from nibblas.emulator import ORDERS, Device, Report
 from nibblas.errors import NativeLibraryError
 from nibblas.runtime.compile import compiler_version
 
+from tests.emulator import sample
+
 HEADER = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 
 
@@ -75,3 +77,11 @@ def launch(text: str, *args: Any, threads: int = 32, grid: int = 1, **device: An
 
 
 every_order = pytest.mark.parametrize("order", sorted(ORDERS))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what tests/emulator/sample.py does, unless a case is asked for by its id."""
+    if sample.is_asked_for_all() or any("[" in argument for argument in config.args):
+        return
+    items[:], left_out = sample.split(items)
+    config.hook.pytest_deselected(items=left_out)
