@@ -11,7 +11,6 @@ import pytest
 from nibblas.emulator import ORDERS, Device, Report
 from nibblas.errors import NativeLibraryError
 from nibblas.runtime.compile import compiler_version
-
 from tests.emulator import sample
 
 HEADER = ".version 8.8\n.target sm_90a\n.address_size 64\n"

@@ -31,7 +31,8 @@ ONE_OF = {
 def split(items: Iterable[Any]) -> tuple[list[Any], list[Any]]:
     """(kept, left out), each in order. Items are pytest's: a nodeid says file, test and case."""
     named = (ROOT / "docs/parity.md").read_text(encoding="utf-8")
-    kept, left_out = [], []
+    kept: list[Any] = []
+    left_out: list[Any] = []
     seen: Counter[str] = Counter()
     for item in items:
         test = item.nodeid.partition("[")[0]

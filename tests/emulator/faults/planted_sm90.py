@@ -61,8 +61,8 @@ FAULTS = [
     Fault(
         "empty stages are awaited by the other parity",
         "shared.cuh",
-        "round_ ^ 1); }",
-        "round_); }",
+        "round_ ^ 1);",
+        "round_);",
         shows="Deadlock NoProgress",
     ),
     Fault(
@@ -118,8 +118,8 @@ FAULTS = [
     Fault(
         "a stage is empty when one CTA has released it",
         "shared.cuh",
-        "                       kMultiplyWarps * Config::kCluster);",
-        "                       kMultiplyWarps);",
+        ", kMultiplyWarps * Config::kCluster);",
+        ", kMultiplyWarps);",
         shows="DataRace BarrierError",
     ),
     Fault(

@@ -14,9 +14,10 @@ class Copies {
   __device__ explicit Copies(const Params& p)
       : p_(p), rank_(cta_rank()), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {}
 
-  // One stage of a step, which also makes the one arrival at `full`. The very first tokens are waited
-  // for: the launch before makes them.
-  __device__ __forceinline__ void copy(const Step& at, i32 k, u32 stage, u32 full, bool first) const {
+  // One stage of a step, which also makes the one arrival at `full`. The very first tokens are
+  // waited for: the launch before makes them.
+  __device__ __forceinline__ void copy(const Step& at, i32 k, u32 stage, u32 full,
+                                       bool first) const {
     const i32 units = (at.units - rank_ + Config::kCluster - 1) / Config::kCluster;
     const i32 unit_bytes = kCodesBytes + (blocked_ ? kBlockedScalesBytes : kLinearScalesBytes);
     const i32 token_bytes = at.width * kHalves * kTokenRowBytes;
@@ -88,8 +89,8 @@ static __device__ __forceinline__ void prefetch_maps(const Params& p) {
   ptx::prefetch_tensormap(p.w_scales_map);
 }
 
-// By one thread. It waits for the launch before even if there is nothing to do: who comes after this
-// launch takes that one for complete.
+// By one thread. It waits for the launch before even if there is nothing to do: who comes after
+// this launch takes that one for complete.
 static __device__ void copy_operands(const Params& p, i32 cta_units, Shared& shared) {
   const Copies copies(p);
   RingPlace place(shared);

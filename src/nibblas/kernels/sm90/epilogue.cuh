@@ -1,9 +1,9 @@
 // From fp32 sums to outputs, in this order: s = w_global * x_global; s *= alpha; y = sum * s;
 // y *= row_scale; y += bias; out = cast(y).
 //
-// A lane's sums are two columns of the output for every fourth pair of tokens. They are turned round
-// in shared memory, 16 tokens x 16 columns of a warp at a time: then a lane has 8 columns of one
-// token, the same columns every time.
+// A lane's sums are two columns of the output for every fourth pair of tokens. They are turned
+// round in shared memory, 16 tokens x 16 columns of a warp at a time: then a lane has 8 columns of
+// one token, the same columns every time.
 #pragma once
 
 #include "../common/elements.cuh"

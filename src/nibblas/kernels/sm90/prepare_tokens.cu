@@ -38,8 +38,8 @@ static __device__ i64 find_scale_row(const Product& p, i64 row) {
   }
   if (!blocked) return row;
   const i32 lane = threadIdx.x % kWarpLanes;
-  i32 before = 0;       // end of the groups before these
-  i64 padded = 0;       // rows of their scales
+  i32 before = 0;  // end of the groups before these
+  i64 padded = 0;  // rows of their scales
   for (i32 first = 0; first < p.groups; first += kWarpLanes) {
     const i32 g = first + lane;
     i64 entry = p.rows;
@@ -101,9 +101,8 @@ static __device__ __forceinline__ Pairs read_pairs(const Product& p, i64 row, i6
 #endif
 
 // A lane's word of each quarter of a stage of a row.
-static __device__ __forceinline__ void prepare_words(const PrepareParams& p, i64 row,
-                                                     i64 scale_row, i32 stage, i32 word,
-                                                     i32 stages) {
+static __device__ __forceinline__ void prepare_words(const PrepareParams& p, i64 row, i64 scale_row,
+                                                     i32 stage, i32 word, i32 stages) {
   Pairs pairs[4];
 #pragma unroll
   for (i32 t = 0; t < 4; ++t) {

@@ -114,7 +114,9 @@ class RingPlace {
 
   __device__ void wait_until_full() const { wait(full(), round_); }
   // The first round finds every slot empty: the phase before a barrier's first counts as complete.
-  __device__ void wait_until_empty() const { wait(full() + static_cast<u32>(sizeof(Shared::full)), round_ ^ 1); }
+  __device__ void wait_until_empty() const {
+    wait(full() + static_cast<u32>(sizeof(Shared::full)), round_ ^ 1);
+  }
 
   // The warp has read the stage before, where `condition` holds: one arrival at every CTA that
   // copies into it. Without a branch, which would end ptxas's pipeline of wgmma.
@@ -150,8 +152,7 @@ class RingPlace {
 static __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (i32 slot = 0; slot < Config::kStages; ++slot) {
     ptx::mbarrier_init(ptx::shared_address(&shared.full[slot]), 1);
-    ptx::mbarrier_init(ptx::shared_address(&shared.empty[slot]),
-                       kMultiplyWarps * Config::kCluster);
+    ptx::mbarrier_init(ptx::shared_address(&shared.empty[slot]), kMultiplyWarps * Config::kCluster);
   }
 }
 

@@ -57,8 +57,8 @@ static __device__ __forceinline__ i32 tokens_of(const Params& p, const i32* ends
   return ends[group] - ends[group - 1];
 }
 
-// Units of a step of each CTA: as many as it has warpgroups, or fewer where that makes more clusters
-// work at the same time. By one warp.
+// Units of a step of each CTA: as many as it has warpgroups, or fewer where that makes more
+// clusters work at the same time. By one warp.
 static __device__ __forceinline__ i32 choose_cta_units(const Params& p, const i32* ends,
                                                        i32 clusters) {
   i32 tiles = 0;
@@ -107,7 +107,7 @@ class Walk {
     const i32 tile = static_cast<i32>(static_cast<u32>(step_) / static_cast<u32>(tile_steps_));
     const i32 unit = (step_ - tile * tile_steps_) * step_units_;
     const i32 tokens = min(tokens_ - tile * part_, part_);
-    return {row_ + tile * part_, group_,          unit, min(units_ - unit, step_units_), tokens,
+    return {row_ + tile * part_, group_, unit, min(units_ - unit, step_units_), tokens,
             width_of(tokens)};
   }
 
@@ -142,9 +142,9 @@ class Walk {
   i32 tile_steps_;
   i32 step_;  // of the group's
   i32 group_ = 0;
-  i64 row_ = 0;          // first row of the group
-  i32 tokens_ = 0;       // of the group
-  i32 part_ = 0;         // tokens of a tile, but for the last
+  i64 row_ = 0;     // first row of the group
+  i32 tokens_ = 0;  // of the group
+  i32 part_ = 0;    // tokens of a tile, but for the last
   i32 group_steps_ = 0;
 };
 

@@ -56,7 +56,9 @@ static __device__ __forceinline__ u32 both_halves(u16 h) {
 // Its lower or its upper half in both halves.
 static __device__ __forceinline__ u32 lower_halves(u32 a) {
   u32 d;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }" : "=r"(d) : "r"(a));
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }"
+      : "=r"(d)
+      : "r"(a));
   return d;
 }
 
