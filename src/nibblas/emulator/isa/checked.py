@@ -142,6 +142,7 @@ CHECKED: dict[str, str] = {
     "predicates.set.set_pairs": "NVIDIA H200, 2026-11-30",
     "predicates.setp.setp": "NVIDIA H200, 2026-11-30",
     "predicates.slct.slct": "NVIDIA H200, 2026-11-30",
+    "tensors.cp.load": "NVIDIA H200, 2026-11-30",
     "warp_ops.activemask.activemask": "NVIDIA H200, 2026-11-30",
     "warp_ops.bar.bar_warp": "NVIDIA H200, 2026-11-30",
     "warp_ops.elect.elect": "NVIDIA H200, 2026-11-30",
