@@ -16,15 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: By file below tests/emulator: one case of so many.
 ONE_OF = {
-    "backend/test_portable.py": 2,
-    "backend/test_sm100.py": 4,
-    "backend/test_sm100_given.py": 2,
-    "backend/test_sm100_items.py": 3,
-    "backend/test_sm100_swapped.py": 2,
-    "backend/test_sm90.py": 2,
-    "faults/test_faults.py": 2,
-    "faults/test_sm100_faults.py": 3,
-    "faults/test_sm90_faults.py": 2,
+    "backend/test_portable.py": 3,
+    "backend/test_sm100.py": 8,
+    "backend/test_sm100_given.py": 3,
+    "backend/test_sm100_items.py": 6,
+    "backend/test_sm100_swapped.py": 10,
+    "backend/test_sm90.py": 4,
+    "faults/test_faults.py": 3,
+    "faults/test_sm100_faults.py": 5,
+    "faults/test_sm90_faults.py": 4,
 }
 
 
