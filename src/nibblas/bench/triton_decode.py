@@ -42,11 +42,12 @@ def decode_bf16(codes: Tensor, scales: Tensor) -> Tensor:
     """``code * scale``, exact, bfloat16 ``(..., K)``; needs Triton.
 
     Args:
-        codes: uint8 ``(..., K/2)``, contiguous. scales: uint8 E4M3 ``(..., K/16)``, contiguous.
+        codes: uint8 ``(..., K/2)``, contiguous.
+        scales: E4M3 ``(..., K/16)``, uint8 or float8_e4m3fn, contiguous.
     """
     values = torch.empty(
         (*codes.shape[:-1], 2 * codes.shape[-1]), dtype=torch.bfloat16, device=codes.device
     )
     programs = -(-codes.numel() // _BYTES_PER_PROGRAM)
-    _decode[(programs,)](codes, scales, values, codes.numel(), BLOCK=_BYTES_PER_PROGRAM)
+    _decode[(programs,)](codes, scales.view(torch.uint8), values, codes.numel(), BLOCK=_BYTES_PER_PROGRAM)
     return values
