@@ -11,8 +11,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import random
-import statistics
 import sys
 from pathlib import Path
 
@@ -23,25 +21,16 @@ import nibblas.backends.sm90 as backend
 from nibblas.formats.reference import error_bound, grouped_mm_reference, within_bound
 from nibblas.plan.sm90 import Sm90Config
 
-D1 = [int(digit) for digit in "28840071542101774864572567487173"]
-
-
-def d2_sizes() -> list[int]:
-    draw = random.Random(2)
-    sizes = [0] * 128
-    for _ in range(64):
-        for expert in draw.sample(range(128), 8):
-            sizes[expert] += 1
-    return sizes
-
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from lab.portable.first_speed import CASES as FEW_TOKENS  # noqa: E402
+from lab.portable.first_speed import time_graph  # noqa: E402
 
 CASES = {
     "S1": ([80, 176, 128, 72, 64, 248, 96, 160], 4096, 7168),
     "S2": ([40, 76, 168, 72, 164, 148, 196, 160], 7168, 2048),
     "S3": ([192, 320], 3072, 4096),
     "S4": ([128, 384], 4096, 1536),
-    "D1": (D1, 4096, 7168),
-    "D2": (d2_sizes(), 1536, 2048),
+    **FEW_TOKENS,
     "P1": ([1024] * 8, 4096, 7168),
     "P2": ([256] * 128, 1536, 2048),
 }
@@ -55,27 +44,6 @@ def operands(sizes: list[int], n: int, k: int, kind: str) -> tuple[object, nibbl
     x_codes = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8)
     x = nibblas.NVFP4Array(x_codes, torch.randint(0x28, 0x50, (rows, k // 16), dtype=torch.uint8))
     return (x if kind == "nvfp4" else x.dequantize(getattr(torch, kind))), w
-
-
-def time_graph(calls: list, repeats: int) -> tuple[float, float, float]:
-    """Median, 10th and 90th percentile of seconds per call, all calls in one graph."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / len(calls))
-    deciles = statistics.quantiles(times, n=10)
-    return statistics.median(times), deciles[0], deciles[-1]
 
 
 def right(out: torch.Tensor, x: torch.Tensor, w: nibblas.NVFP4Array, sizes: list[int]) -> bool:

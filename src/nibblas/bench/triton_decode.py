@@ -49,5 +49,7 @@ def decode_bf16(codes: Tensor, scales: Tensor) -> Tensor:
         (*codes.shape[:-1], 2 * codes.shape[-1]), dtype=torch.bfloat16, device=codes.device
     )
     programs = -(-codes.numel() // _BYTES_PER_PROGRAM)
-    _decode[(programs,)](codes, scales.view(torch.uint8), values, codes.numel(), BLOCK=_BYTES_PER_PROGRAM)
+    _decode[(programs,)](
+        codes, scales.view(torch.uint8), values, codes.numel(), BLOCK=_BYTES_PER_PROGRAM
+    )
     return values
