@@ -22,8 +22,8 @@ from nibblas.formats.reference import error_bound, grouped_mm_reference, within_
 from nibblas.plan.sm90 import Sm90Config
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from lab.portable.first_speed import CASES as FEW_TOKENS  # noqa: E402
-from lab.portable.first_speed import time_graph  # noqa: E402
+from lab.portable.first_speed import CASES as FEW_TOKENS
+from lab.portable.first_speed import time_graph
 
 CASES = {
     "S1": ([80, 176, 128, 72, 64, 248, 96, 160], 4096, 7168),
