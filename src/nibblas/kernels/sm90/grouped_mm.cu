@@ -1,6 +1,6 @@
 // NVFP4 grouped GEMM for Hopper: weights on wgmma's M side, decoded in registers; tokens on N.
 //
-//   persistent clusters of kCluster CTAs, each steps (walk.cuh) found from offs by itself
+//   persistent clusters of kCluster CTAs, each takes steps (walk.cuh) found from offs by itself
 //
 //   producer warp     global --TMA--> ring of        warpgroups, a unit of 64 rows each
 //     codes, scales: the CTA's own    kStages   -->    codes, scales --decode--> registers --+
