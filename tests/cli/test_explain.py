@@ -71,7 +71,7 @@ def test_plans_for_a_gpu_that_is_not_here(name: str) -> None:
     assert data["arch"] == name
     assert data["backend"] in ("sm100", "sm90", "portable")
     assert "on the CPU" in data["refused"]["cpu"][0]
-    assert 0 < data["roofline"]["seconds"] < data["predicted_seconds"] < 2e-3
+    assert 0 < data["roofline"]["seconds"] < data["predicted_seconds"] < 5e-3
     assert data["bound"] in data["terms_seconds"]
 
 
@@ -115,7 +115,7 @@ def test_no_driver_is_left_behind() -> None:
 
 def test_a_plot_of_the_schedule(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib")
-    for name, arch in {"phases": "b200", "even": "h200"}.items():
+    for name, arch in {"pairs": "b200", "strided": "h200", "even": "rtx_5090"}.items():
         path = tmp_path / f"{name}.png"
         arguments = ["explain", *C0, "--arch", arch, "--plot", str(path)]
         assert RUNNER.invoke(app, arguments).exit_code == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nibblas.backends.sm90 import Sm90Choice
 from nibblas.backends.sm100_launch import Sm100Choice
 from nibblas.errors import bad_value
 from nibblas.plan.arch import GpuArch
@@ -50,6 +51,8 @@ def plot(path: Path, problem: Problem, plan: Plan, arch: GpuArch) -> None:
 def _first_launch(problem: Problem, plan: Plan) -> tuple[Problem, Scheduled]:
     if isinstance(plan.config, Sm100Choice):
         return plan.config.launches_of(problem)[0]
+    if isinstance(plan.config, Sm90Choice):  # its first launch only makes tokens ready
+        return problem, plan.config.config
     if hasattr(plan.config, "schedule"):
         return problem, plan.config
     raise bad_value("plot", given=f"a plan of {plan.backend!r}", wanted="one of a GPU kernel")
