@@ -48,7 +48,7 @@ class Sm90Config:
     Attributes:
         activations: "fp16", "bf16", or "nvfp4": fp16 values that were decoded before.
         cluster: CTAs that share their tokens, 1 or 2.
-        multiply_groups: warpgroups that multiply, 64 weight rows each: 2 to 4.
+        multiply_groups: warpgroups that multiply, 64 weight rows each: 2 or 3.
         stages: of the ring.
     """
 

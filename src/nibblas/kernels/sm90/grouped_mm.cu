@@ -23,10 +23,10 @@ static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches ano
 
 // Registers of a thread: as many as a CTA's threads can have each at the start, then as many as a
 // role needs.
-constexpr i32 kProducerRegisters = Config::kMultiplyGroups == 4 ? 32 : 56;
-constexpr i32 kMultiplierRegisters = Config::kMultiplyGroups == 2   ? 224
-                                     : Config::kMultiplyGroups == 3 ? 152
-                                                                    : 112;
+static_assert(Config::kMultiplyGroups == 2 || Config::kMultiplyGroups == 3,
+              "four leave too few registers for the sums of 128 tokens");
+constexpr i32 kProducerRegisters = 56;
+constexpr i32 kMultiplierRegisters = Config::kMultiplyGroups == 2 ? 224 : 152;
 
 // A warpgroup's unit of a step of one width.
 template <i32 kTokens>

@@ -35,7 +35,6 @@ constexpr i32 kUnitRows = 64;
 
 constexpr i32 kMultiplyGroups = Config::kMultiplyGroups;  // warpgroups, a unit each
 constexpr i32 kCtaUnits = kMultiplyGroups;
-constexpr i32 kStepUnits = kCtaUnits * Config::kCluster;
 
 constexpr i32 kGroupWarps = 4;
 constexpr i32 kMultiplyWarps = kMultiplyGroups * kGroupWarps;

@@ -30,13 +30,6 @@ static __device__ __forceinline__ u32 prmt(u32 a, u32 b) {
   return d;
 }
 
-// The same with a selector that need not be known to the compiler.
-static __device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 selector) {
-  u32 d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
-  return d;
-}
-
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#logic-and-shift-instructions-lop3
 // Bits of `a` where `mask` has ones, of `b` elsewhere, as one instruction whatever surrounds it.
 static __device__ __forceinline__ u32 select_bits(u32 mask, u32 a, u32 b) {
@@ -50,23 +43,6 @@ static __device__ __forceinline__ u32 select_bits(u32 mask, u32 a, u32 b) {
 static __device__ __forceinline__ u32 both_halves(u16 h) {
   u32 d;
   asm("mov.b32 %0, {%1, %1};" : "=r"(d) : "h"(h));
-  return d;
-}
-
-// Its lower or its upper half in both halves.
-static __device__ __forceinline__ u32 lower_halves(u32 a) {
-  u32 d;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }"
-      : "=r"(d)
-      : "r"(a));
-  return d;
-}
-
-static __device__ __forceinline__ u32 upper_halves(u32 a) {
-  u32 d;
-  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }"
-      : "=r"(d)
-      : "r"(a));
   return d;
 }
 

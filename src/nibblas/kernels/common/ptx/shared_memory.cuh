@@ -12,12 +12,6 @@ static __device__ __forceinline__ u16 ld_shared_u16(u32 from) {
   return value;
 }
 
-static __device__ __forceinline__ u32 ld_shared_u32(u32 from) {
-  u32 value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
-  return value;
-}
-
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-st
 static __device__ __forceinline__ void st_shared_f32(u32 to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
