@@ -33,6 +33,12 @@ _FP32_HALF_SUBNORMAL = 2.0**-150
 _FP32_HUGE = 2.0**127
 _ROWS_AT_A_TIME = 1024
 
+#: The least sizes, of tokens and of decoded weights, that a tensor core aligns by: the smallest
+#: normal of its operands. Weights as float16 are decoded 2**-7 below their value.
+_ALIGNED_BY = {torch.float16: (2.0**-14, 2.0**-7), torch.bfloat16: (2.0**-126, 0.0)}
+#: What the decode leaves out, and the fewest products that a tensor core adds at once.
+_LEFT_OUT, _TERMS_AT_ONCE = 2.0**7, 8
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -40,10 +46,11 @@ class Exact:
 
     Attributes:
         value: the exact output before the cast; NaN in rows that belong to no group.
-        magnitude: ``|scale factors| * sum_k |x[m, k] * w[n, k]|``; infinite where the sum or a
-            product of factors on the way reaches 2**127, so that float32 may overflow.
-        absolute: error, in units of half the smallest float32 subnormal, that products of scale
-            factors can add by falling below float32's normal range.
+        magnitude: ``|scale factors| * sum_k |x[m, k] * w[n, k]|``, subnormal operands counted as
+            the smallest normal of their type, which tensor cores align by; infinite where the sum
+            or a product of factors on the way reaches 2**127, so that float32 may overflow.
+        absolute: error, in units of half the smallest float32 subnormal, that sums and products of
+            scale factors can add by falling below float32's normal range.
         k: terms of each sum.
         epilogue_rounds: fp32 multiplications and additions after the sum.
     """
@@ -116,6 +123,7 @@ def grouped_mm_reference(
     value = values.new_full((rows, n), float("nan"))
     magnitude, absolute = torch.zeros_like(value), torch.zeros_like(value)
     x_global = x.global_scale.double() if isinstance(x, NVFP4Array) else None
+    least_token, least_weight, cut = _tensor_core_limits(x)
     for g, begin, end in row_ranges(offs, rows, max_m):
         if begin == end:
             continue
@@ -128,7 +136,7 @@ def grouped_mm_reference(
             y = _product(tokens, weights, row_by_row=row_by_row) * scale[columns]
             value[begin:end, columns] = y if row is None else y * row
             if with_magnitude:
-                total = tokens.abs() @ weights.abs().T
+                total = _at_least(tokens, least_token) @ _at_least(weights, least_weight).T
                 factor = 1.0 if row is None else row.abs()
                 scaled = total * scale[columns].abs()
                 largest = torch.maximum(torch.maximum(total, scaled), scaled * factor)
@@ -136,7 +144,8 @@ def grouped_mm_reference(
                 magnitude[begin:end, columns] = torch.where(
                     largest >= _FP32_HUGE, torch.inf, scaled * factor
                 )
-                absolute[begin:end, columns] = (unrounded * total + 1) * factor + 1
+                sums = unrounded * total + cut * scale[columns].abs()
+                absolute[begin:end, columns] = (sums + 1) * factor + 1
         if bias is not None:
             value[begin:end] += (bias if bias.ndim == 1 else bias[g]).double()
     rounds = 1 + (x_global is not None) + sum(t is not None for t in (alpha, row_scale, bias))
@@ -156,7 +165,8 @@ def error_bound(exact: Exact, out_dtype: torch.dtype, *, c: float = 1.0) -> Tens
     The sum's term: each product is exact, and adding K of them in any order with fp32 roundings
     to nearest errs by at most (K-1) * u * sum|x*w| with no second-order term (Jeannerod and Rump,
     "Improved error bounds for inner products in floating-point arithmetic", SIAM J. Matrix Anal.
-    Appl. 34, 2013); so c = 1 on a CPU. Units that truncate while they add have their own c.
+    Appl. 34, 2013); so c = 1 on a CPU. Tensor cores cut what they align, which c = 1 covers as long
+    as subnormals count as what they are aligned by. Decision 6 derives this and all the rest.
     The bound is infinite where the magnitude is: where float32 may overflow on the way.
 
     Args:
@@ -235,6 +245,27 @@ def round_once(exact: Tensor, dtype: torch.dtype) -> Tensor:
     bits = near.view(torch.int32)
     odd = (bits - away_from_zero.to(torch.int32)) | 1
     return torch.where(inexact, odd, bits).view(torch.float32).to(dtype)
+
+
+def _tensor_core_limits(x: Tensor | NVFP4Array) -> tuple[float, float, float]:
+    """Of sums on tensor cores: least sizes of tokens and weights; what cuts of sums can take away.
+
+    Only float32 sums of bfloat16 tokens reach float32's subnormals: then all terms, 2**-7 below
+    their values, are multiples of 2**-150, so each cut takes away at most that.
+
+    Returns:
+        The last in units of 2**-150 of a sum.
+    """
+    if isinstance(x, NVFP4Array) or x.dtype not in _ALIGNED_BY:
+        return 0.0, 0.0, 0.0
+    cuts = -(-x.shape[-1] // _TERMS_AT_ONCE) if x.dtype == torch.bfloat16 else 0
+    return *_ALIGNED_BY[x.dtype], _LEFT_OUT * cuts
+
+
+def _at_least(values: Tensor, least: float) -> Tensor:
+    """Sizes of values, those of nonzero ones at least ``least``."""
+    sizes = values.abs()
+    return torch.where(sizes > 0, sizes.clamp(min=least), sizes) if least else sizes
 
 
 def _product(tokens: Tensor, weights: Tensor, *, row_by_row: bool) -> Tensor:
