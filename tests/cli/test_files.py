@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -174,6 +175,15 @@ def test_a_wrong_product_is_exit_code_1(source, target, monkeypatch):
     assert result.exit_code == 1 and "its product is wrong" in result.stdout
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """A parent that runs in the background may have made Python ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_leaves_no_file(source, target, monkeypatch, number):
     right = quantize_command.quantize_checkpoint
