@@ -358,14 +358,6 @@ def test_maps_of_codes_survive_encoding(dtype: DataType) -> None:
     assert decode(encode(spec, 1 << 20)).spec == replace(spec, element_strides=(1, 1))
 
 
-def test_rows_narrower_than_their_swizzle_stay_refused() -> None:
-    spec = TensorMapSpec(
-        "16u4_align8b", dims=(256, 4), stride_bytes=(128,), box=(128, 4), swizzle="128b"
-    )
-    with pytest.raises(IllegalOperation, match="rows of 64 bytes under a swizzle of 128"):
-        decode(encode(spec, 1 << 20))
-
-
 def test_a_map_larger_than_its_tensor_is_reported_for_rows_too() -> None:
     dev = Device("sm_100")
     tensor = dev.from_numpy(numbers(4, 32), name="tensor")

@@ -112,6 +112,12 @@ def test_tensor_maps_are_encoded_as_specified(session: Session) -> None:
     ]
 
 
+def test_a_tensor_map_of_one_dimension_passes_an_array_of_strides(session: Session) -> None:
+    assert session["tensor map of rank 1"]["calls"] == [
+        "encode type 0 rank 1 at 1230 dims 512 512 stride 0 box 128 128 steps 1 1 modes 0 0 0 0"
+    ]
+
+
 def test_a_launch_from_another_context_goes_to_the_right_one_and_back(session: Session) -> None:
     assert session["launch"]["calls"] == [
         "launch 300 context 101 grid 1 2 3 block 4 5 6 shared 77 queue 99 attributes 0: data"

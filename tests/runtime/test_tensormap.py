@@ -89,7 +89,7 @@ def test_valid_specs_pass(spec: TensorMapSpec) -> None:
         ),
         (
             replace(CODES, oob_fill="nan_request_zero_fma"),
-            "oob_fill: .*want 'none': uint8 has no NaN",
+            "oob_fill: .*want 'none' for uint8",
         ),
     ],
 )

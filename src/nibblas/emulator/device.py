@@ -19,6 +19,7 @@ from nibblas.emulator.machine.memory import (
     AddressMap,
     Memory,
 )
+from nibblas.emulator.machine.tensor_map import check_type
 from nibblas.emulator.machine.tensor_order import Rules
 from nibblas.emulator.maps import TensorMap, make_map
 from nibblas.emulator.order import ORDERS, make_order
@@ -172,7 +173,7 @@ class Device:
         Raises:
             ValueError: what cuTensorMapEncodeTiled refuses.
         """
-        return make_map(
+        made = make_map(
             buffer,
             box=box,
             dtype=dtype,
@@ -185,6 +186,8 @@ class Device:
             oob_fill=oob_fill,
             offset=offset,
         )
+        check_type(made.spec, self.arch)
+        return made
 
     def free(self, buffer: Buffer) -> None:
         """Gives the memory back; later accesses through its addresses are out of bounds."""

@@ -28,7 +28,7 @@ from nibblas.emulator.device import (
 from nibblas.emulator.errors import LaunchError
 from nibblas.emulator.limits import LIMITS
 from nibblas.emulator.machine.memory import Memory
-from nibblas.emulator.machine.tensor_map import encode
+from nibblas.emulator.machine.tensor_map import check_type, encode
 from nibblas.emulator.order import ORDERS
 from nibblas.emulator.report import Report
 from nibblas.errors import bad_value
@@ -175,6 +175,7 @@ class EmulatedDriver:
     def encode_tensor_map(self, spec: TensorMapSpec, address: int) -> bytes:
         """A map in the emulator's encoding; DriverError: what the driver refuses."""
         try:
+            check_type(spec, self.emulated.arch)
             return encode(spec, address)
         except ValueError as error:
             raise DriverError("cuTensorMapEncodeTiled", error="CUDA_ERROR_INVALID_VALUE") from error

@@ -28,8 +28,12 @@ _BY_NUMPY: dict[str, DataType] = {
     "int8": "uint8",
     "uint16": "uint16",
     "uint32": "uint32",
+    "int32": "int32",
+    "uint64": "uint64",
+    "int64": "int64",
     "float16": "float16",
     "float32": "float32",
+    "float64": "float64",
 }
 
 

@@ -132,7 +132,8 @@ class CudaDriver:
             len(spec.dims),
             address,
             [cuda.cuuint64_t(size) for size in spec.dims],
-            [cuda.cuuint64_t(stride) for stride in spec.stride_bytes],
+            # A null pointer is refused even at rank 1, where no stride is read.
+            [cuda.cuuint64_t(stride) for stride in spec.stride_bytes or (0,)],
             [cuda.cuuint32_t(size) for size in spec.box],
             [cuda.cuuint32_t(step) for step in spec.steps],
             self._enum("CUtensorMapInterleave", "CU_TENSOR_MAP_INTERLEAVE", spec.interleave),

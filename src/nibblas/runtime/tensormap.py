@@ -21,9 +21,13 @@ DataType = Literal[
     "uint8",
     "uint16",
     "uint32",
+    "int32",
+    "uint64",
+    "int64",
     "float16",
     "bfloat16",
     "float32",
+    "float64",
     "16u4_align8b",
     "16u4_align16b",
     "16u6_align16b",
@@ -37,17 +41,24 @@ ELEMENT_BYTES = {
     "uint8": Fraction(1),
     "uint16": Fraction(2),
     "uint32": Fraction(4),
+    "int32": Fraction(4),
+    "uint64": Fraction(8),
+    "int64": Fraction(8),
     "float16": Fraction(2),
     "bfloat16": Fraction(2),
     "float32": Fraction(4),
+    "float64": Fraction(8),
     "16u4_align8b": Fraction(1, 2),
     "16u4_align16b": Fraction(1, 2),
     "16u6_align16b": Fraction(3, 4),
 }
 """In global memory."""
+SUB_BYTE = ("16u4_align8b", "16u4_align16b", "16u6_align16b")
+"""Types of Blackwell: for an H200, driver 580.159.04 refuses maps of "16u4_align8b"."""
 UNPACKED = ("16u4_align16b", "16u6_align16b")
 """Types of which 16 elements take 16 bytes of shared memory, the data first, then a gap."""
-FLOATS = ("float16", "bfloat16", "float32")
+NAN_FILLED = ("float16", "bfloat16", "float32")
+"""Types whose fill may be NaN; float64 has not been tried."""
 SWIZZLE_BYTES = {"32b": 32, "64b": 64, "128b": 128}
 TENSOR_MAP_BYTES = 128
 
@@ -69,7 +80,8 @@ class TensorMapSpec:
             Sizes of "16u..." types are in elements.
         dims: elements of the tensor.
         stride_bytes: from one index to the next, of every dimension but the innermost. Zero, and
-            strides that are no multiples of each other, are encoded too (driver 580.159.04, H200).
+            strides that are no multiples of each other, are taken too (driver 580.159.04, H200:
+            encoded, and loads are right).
         box: elements that one copy takes; those outside of the tensor read as zero.
         element_strides: step between copied elements; empty: 1 in every dimension.
         swizzle: pattern of the box's bytes in shared memory.
@@ -212,6 +224,6 @@ def _check_modes(spec: TensorMapSpec) -> None:
     if spec.data_type in UNPACKED and spec.swizzle not in ("none", "128b"):
         wanted = f"'none' or '128b' for {spec.data_type}"
         raise bad_value("swizzle", given=repr(spec.swizzle), wanted=wanted)
-    if spec.oob_fill != "none" and spec.data_type not in FLOATS:
-        wanted = f"'none': {spec.data_type} has no NaN"
+    if spec.oob_fill != "none" and spec.data_type not in NAN_FILLED:
+        wanted = f"'none' for {spec.data_type}"
         raise bad_value("oob_fill", given=repr(spec.oob_fill), wanted=wanted)

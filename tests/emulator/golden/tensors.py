@@ -34,6 +34,11 @@ def _box_bytes(spec: TensorMapSpec) -> int:
     return _box_rows(spec) * int(spec.box[0] * ELEMENT_BYTES[spec.data_type])
 
 
+def _tile_bytes(spec: TensorMapSpec) -> int:
+    """Of shared memory: a row takes its swizzle's width even if it is narrower."""
+    return max(_box_bytes(spec), _box_rows(spec) * SWIZZLE_BYTES.get(spec.swizzle, 0))
+
+
 def _box_rows(spec: TensorMapSpec) -> int:
     rows = 1
     for extent, step in zip(spec.box[1:], spec.steps[1:], strict=True):
@@ -169,7 +174,7 @@ def store(
 
     ``op``: "" stores; else the first coordinate is stored to, the others reduce onto what is there.
     """
-    size = _box_bytes(spec)
+    size = _tile_bytes(spec)
     table, _, _ = _coordinates(where)
     listed = "{" + ", ".join(f"%r{20 + i}" for i in range(spec.rank)) + "}"
     body = (
@@ -205,7 +210,7 @@ filled:
     body += "done:\n"
     shared = f".shared .align 1024 .b8 tile[{size}]; .shared .b64 bar;"
     data = Draw(len(name)).integers(0, 256, size, np.uint8)
-    if op == "add" and spec.data_type != "uint32":
+    if op == "add" and "float" in spec.data_type:
         data.view(np.uint16)[:] = data.view(np.uint16) & 0x8FFF | 0x3000
     text = module(body, maps=1, inputs=2, shared=shared)
     return Case(name, text, (data, table), num_bytes, maps=((spec, -1),))
@@ -275,7 +280,16 @@ done:
 
 
 def cases() -> list[Case]:
-    return [*_loads(), *_stores(), multicast(), *_rarer_loads()]
+    return [
+        *_loads(),
+        *_stores(),
+        multicast(),
+        *_rarer_stores(),
+        *_rarer_loads(),
+        *_tail_stores(),
+        *_narrow_rows(),
+        *_reduced_types(),
+    ]
 
 
 def _load_packed(
@@ -315,16 +329,18 @@ def _loads() -> list[Case]:
     where, fill = [(48, 20), (0, 0), (-16, -2), (64, 20)], "nan_request_zero_fma"
     made.append(_load_packed("nan", where, "float16", (70, 25), (32, 16), oob_fill=fill))
     made.append(_load_packed("nan_bf16", where, "bfloat16", (70, 25), (32, 16), oob_fill=fill))
+    made.append(_load_packed("nan_f32", where, "float32", (70, 25), (32, 16), oob_fill=fill))
     return made
 
 
 def _stores() -> list[Case]:
+    """No box begins left of or above the tensor: CUDA Programming Guide, "Negative indices"."""
     made = []
     for swizzle, inner in (("none", 32), ("32b", 16), ("64b", 32), ("128b", 64)):
         spec, size = _packed("uint16", (100, 40), (inner, 16), swizzle=swizzle)
-        where = [(0, 0), (80, 30), (-8, -3), (32, 10), (88, 0), (40, 16), (24, 10), (8, 20)]
+        where = [(0, 0), (80, 30), (32, 10), (88, 0), (40, 16), (24, 10), (8, 20), (96, 36)]
         made.append(store(f"tma_store_{swizzle}", spec, size, where, ""))
-    again = [(0, 0), (80, 30), (8, 3), (0, 0), (-8, -3), (32, 10), (16, 3), (24, 10)]
+    again = [(0, 0), (80, 30), (8, 3), (0, 0), (32, 10), (16, 3), (24, 10), (88, 0), (96, 36)]
     for data_type, op in (
         *((kind, "add") for kind in ("uint32", "float16", "bfloat16")),
         *(("uint32", op) for op in ("min", "max", "and", "or", "xor", "inc", "dec")),
@@ -332,6 +348,87 @@ def _stores() -> list[Case]:
         inner = 16 if data_type == "uint32" else 32
         spec, size = _packed(data_type, (100, 40), (inner, 16), swizzle="64b")
         made.append(store(f"tma_{op}_{data_type}", spec, size, again, op))
+    return made
+
+
+def _rarer_stores() -> list[Case]:
+    """Other types and ranks; boxes that lie right of or below the tensor as a whole."""
+    made = []
+    again = [(0, 0), (80, 30), (8, 3), (0, 0), (32, 10), (16, 3), (24, 10), (88, 0), (96, 36)]
+    kinds: tuple[tuple[DataType, str], ...]
+    kinds = (("float32", "add"), ("float16", "min"), ("float16", "max"))
+    for data_type, op in (*kinds, ("bfloat16", "min"), ("bfloat16", "max")):
+        inner = 16 if data_type == "float32" else 32
+        spec, size = _packed(data_type, (100, 40), (inner, 16), swizzle="64b")
+        made.append(store(f"tma_{op}_{data_type}", spec, size, again, op))
+    where: list[tuple[int, ...]]
+    spec, size = _packed("float32", (100,), (64,))
+    made.append(store("tma_store_1d", spec, size, [(0,), (60,), (36,), (96,)], ""))
+    spec, size = _packed("float16", (40, 9, 5), (32, 4, 2), swizzle="64b")
+    where = [(0, 0, 0), (8, 7, 4), (16, 3, 1)]
+    made.append(store("tma_store_3d", spec, size, where, ""))
+    spec, size = _packed("uint32", (20, 5, 4, 3), (8, 2, 2, 2), swizzle="32b")
+    where = [(0, 0, 0, 0), (16, 4, 3, 2), (4, 1, 2, 1), (0, 0, 0, 0)]
+    made.append(store("tma_add_4d", spec, size, where, "add"))
+    spec, size = _packed("uint16", (24, 4, 3, 3, 3), (16, 2, 2, 2, 2))
+    where = [(0, 0, 0, 0, 0), (16, 3, 2, 2, 2), (8, 1, 1, 1, 1)]
+    made.append(store("tma_store_5d", spec, size, where, ""))
+    spec, size = _packed("uint16", (100, 40), (32, 16))
+    where = [(0, 0), (104, 0), (200, 5), (0, 40), (32, 100), (200, 60)]
+    made.append(store("tma_store_outside", spec, size, where, ""))
+    return made
+
+
+def _reduced_types() -> list[Case]:
+    """Signed types and those of 64 bits, with every operation that an H200 accepts."""
+    made = []
+    kinds: dict[DataType, tuple[str, ...]]
+    kinds = {
+        "int32": ("add", "min", "max", "and", "or", "xor"),
+        "uint64": ("add", "min", "max", "and", "or", "xor"),
+        "int64": ("min", "max"),
+        "float64": ("add",),
+    }
+    where: list[tuple[int, ...]]
+    where = [(0, 0), (80, 30), (8, 3), (0, 0), (32, 10), (16, 3), (24, 10), (96, 36)]
+    for data_type, ops in kinds.items():
+        inner = int(64 / ELEMENT_BYTES[data_type])
+        spec, size = _packed(data_type, (100, 40), (inner, 16), swizzle="64b")
+        for op in ops:
+            made.append(store(f"tma_{op}_{data_type}", spec, size, where, op))
+    return made
+
+
+def _tail_stores() -> list[Case]:
+    """Rows that end within 16 bytes, and are further apart than that: how much is written."""
+    made = []
+    where: list[tuple[int, ...]]
+    where = [(0, 0), (72, 2), (96, 8), (72, 10), (88, 5)]
+    kinds: tuple[tuple[DataType, int, str], ...]
+    kinds = (("uint16", 99, ""), ("bfloat16", 97, "add"), ("float16", 101, "max"))
+    for data_type, width, op in kinds:
+        spec = TensorMapSpec(data_type, (width, 12), (256,), (32, 4), swizzle="64b")
+        made.append(store(f"tma_tail_{op or 'store'}_{data_type}", spec, 12 * 256, where, op))
+    spec = TensorMapSpec("uint32", (99, 12), (512,), (16, 4))
+    made.append(store("tma_tail_add_uint32", spec, 12 * 512, where, "add"))
+    spec = TensorMapSpec("uint8", (97, 3, 3), (128, 512), (64, 2, 2))
+    where = [(0, 0, 0), (64, 1, 1), (80, 2, 2)]
+    made.append(store("tma_tail_store_uint8", spec, 3 * 512, where, ""))
+    spec = TensorMapSpec("uint8", (101,), (), (64,))
+    made.append(store("tma_tail_store_1d", spec, 256, [(64,), (96,)], ""))
+    return made
+
+
+def _narrow_rows() -> list[Case]:
+    """Boxes narrower than their swizzle: tails of loads, and stores."""
+    made = []
+    for swizzle, inner in (("64b", 16), ("128b", 24)):
+        spec, size = _packed("uint16", (70, 25), (inner, 16), swizzle=swizzle)
+        made.append(narrow(f"tma_narrow_tail_{swizzle}_{inner}", spec, size, (64, 20)))
+    where = [(0, 0), (80, 30), (32, 10), (88, 0), (96, 36)]
+    for swizzle, inner in (("32b", 8), ("64b", 24), ("128b", 16)):
+        spec, size = _packed("uint16", (100, 40), (inner, 16), swizzle=swizzle)
+        made.append(store(f"tma_narrow_store_{swizzle}_{inner}", spec, size, where, ""))
     return made
 
 

@@ -105,10 +105,12 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, uint64_t address,
                            const uint64_t* dims, const uint64_t* strides, const unsigned* box,
                            const unsigned* steps, int interleave, int swizzle, int promotion,
                            int fill) {
+  if (strides == NULL) return kInvalidValue;  // at rank 1 too, as driver 580.159.04 does
+  const unsigned last = rank - 1;             // of the dimensions, the outermost
   say("encode type %d rank %u at %lx dims %lu %lu stride %lu box %u %u steps %u %u modes %d %d %d "
       "%d",
-      type, rank, address, dims[0], dims[1], strides[0], box[0], box[1], steps[0], steps[1],
-      interleave, swizzle, promotion, fill);
+      type, rank, address, dims[0], dims[last], strides[0], box[0], box[last], steps[0],
+      steps[last], interleave, swizzle, promotion, fill);
   for (int i = 0; i < 128; ++i) ((unsigned char*)map)[i] = i;
   memcpy(map, &address, 8);
   return kSuccess;

@@ -70,6 +70,8 @@ def use(driver: CudaDriver, step: Callable[[str, Callable[[], Any]], Any]) -> No
     step("synchronize", lambda: driver.synchronize(1, 0x77))
     step("bad device", lambda: driver.load(2, b"cubin\0"))
     step("tensor map", lambda: driver.encode_tensor_map(CODES, 0x1230))
+    row = TensorMapSpec("uint8", dims=(512,), stride_bytes=(), box=(128,))
+    step("tensor map of rank 1", lambda: driver.encode_tensor_map(row, 0x1230))
     spec = LaunchSpec(function, "kernel", 1, (1, 2, 3), (4, 5, 6), 77, 0x99, b"data")
     step("launch", lambda: driver.launch(spec))
     step("context after", lambda: int(driver._cuda.cuCtxGetCurrent()[1]))

@@ -143,6 +143,8 @@ CHECKED: dict[str, str] = {
     "predicates.setp.setp": "NVIDIA H200, 2026-11-30",
     "predicates.slct.slct": "NVIDIA H200, 2026-11-30",
     "tensors.cp.load": "NVIDIA H200, 2026-11-30",
+    "tensors.cp.reduce_": "NVIDIA H200, 2026-11-30",
+    "tensors.cp.store": "NVIDIA H200, 2026-11-30",
     "warp_ops.activemask.activemask": "NVIDIA H200, 2026-11-30",
     "warp_ops.bar.bar_warp": "NVIDIA H200, 2026-11-30",
     "warp_ops.elect.elect": "NVIDIA H200, 2026-11-30",

@@ -1,8 +1,9 @@
 """Tensor copies (TMA), tile, gather4 and scatter4 modes. PTX ISA, "cp.async.bulk.tensor".
 
 A load counts the bytes of the whole box on its mbarrier, those outside of the tensor included,
-which arrive as zeros or NaN, but not the gaps of unpacked codes; a store leaves out what lies
-outside. Maps come from parameters, constants or global memory; one that the kernel has changed in
+which arrive as zeros or NaN, but not the gaps of unpacked codes and of narrow rows. A store leaves
+out what lies outside, but writes a row's last 16 bytes as a whole, and no coordinate of it is
+negative. Maps come from parameters, constants or global memory; one that the kernel has changed in
 global memory may be used after fence.proxy.tensormap::generic.acquire only.
 """
 
@@ -19,9 +20,16 @@ from nibblas.emulator.isa.registry import Family, Step
 from nibblas.emulator.machine.access import LOCATE, check_read, locate_generic
 from nibblas.emulator.machine.bulk import issue_load, issue_store, targets_of
 from nibblas.emulator.machine.memory import Array, Memory
-from nibblas.emulator.machine.reductions import ACCEPTED, MAP_TYPES
+from nibblas.emulator.machine.reductions import ACCEPTED, MAP_BITS, MAP_TYPES
 from nibblas.emulator.machine.regions import check_aligned, check_source
-from nibblas.emulator.machine.tensor_map import FIELDS, MAP_BYTES_USED, Box, TensorMap, decode
+from nibblas.emulator.machine.tensor_map import (
+    FIELDS,
+    MAP_BYTES_USED,
+    Box,
+    TensorMap,
+    check_type,
+    decode,
+)
 from nibblas.emulator.machine.warp import Warp
 from nibblas.emulator.ptx.model import Address, Imm, Vector
 from nibblas.runtime.tensormap import TENSOR_MAP_BYTES
@@ -38,7 +46,7 @@ MapAt = Callable[[Warp, int], tuple[TensorMap, Box]]
 """(warp, lane) -> the map and its box."""
 
 
-def _map_operand(build: Build, index: int) -> MapAt:
+def _map_operand(build: Build, index: int, *, writes: bool = False) -> MapAt:
     """``[map, {c0, c1}]``, innermost first; ``[map, {column, row, row, row, row}]``."""
     operand = build.operands[index]
     if not isinstance(operand, Address) or len(operand.coordinates) != 1:
@@ -60,14 +68,37 @@ def _map_operand(build: Build, index: int) -> MapAt:
 
     def find(warp: Warp, lane: int) -> tuple[TensorMap, Box]:
         found = map_at(warp, lane, int(address(warp)[lane]))
+        try:
+            check_type(found.spec, build.arch)
+        except ValueError as error:
+            raise IllegalOperation(f"no tensor map of this device: {error}") from None
         if found.spec.rank != rank:
             raise IllegalOperation(f"a map of rank {found.spec.rank} for a .{rank}d copy")
         numbers = [int(warp.r[slot][lane].astype(np.int32)) for slot in slots]
         if by_rows:
-            return found.four_rows, found.four_rows.gather(numbers[0], numbers[1:])
-        return found, found.box(numbers)
+            found = found.four_rows
+            box = found.gather(numbers[0], numbers[1:], written=writes)
+        else:
+            box = found.box(numbers, written=writes)
+        if writes:
+            _check_begin(numbers[:1] if by_rows else numbers)
+        return found, box
 
     return find
+
+
+def _check_begin(coordinates: list[int]) -> None:
+    """Raises IllegalOperation if a box in global memory begins where none is written.
+
+    CUDA Programming Guide, "Using TMA to transfer multi-dimensional arrays", "Negative indices and
+    out of bounds": a box that is read may begin left of or above the tensor, one that is written
+    may only reach beyond its end.
+    """
+    if min(coordinates) < 0:
+        raise IllegalOperation(
+            f"coordinates {', '.join(map(str, coordinates))} of a copy to global memory: want none "
+            "negative (only a load may begin left of or above the tensor)"
+        )
 
 
 def map_at(warp: Warp, lane: int, address: int) -> TensorMap:
@@ -97,7 +128,8 @@ def _tensor_memory(warp: Warp, found: TensorMap, box: Box, what: str) -> tuple[M
         if low < 0 or high >= memory.num_bytes:
             raise OutOfBounds(
                 f"{what}: the map's tensor reaches byte {high} of {memory.name}, which has "
-                f"{memory.num_bytes}: its dims or strides are larger than the allocation"
+                f"{memory.num_bytes}: its dims or strides are larger than the allocation "
+                "(rows are written in whole pieces of 16 bytes)"
             )
     return memory, offsets
 
@@ -181,7 +213,7 @@ def reduce_(build: Build) -> Step:
 
 def _store(build: Build, what: str, operation: str) -> Step:
     build.count(2 + build.has("L2::cache_hint"))
-    find, source = _map_operand(build, 0), build.address(1)
+    find, source = _map_operand(build, 0, writes=True), build.address(1)
     instruction = build.instruction
 
     def copy(warp: Warp, lane: int) -> None:
@@ -212,6 +244,8 @@ def _store(build: Build, what: str, operation: str) -> Step:
 
 def _reduction_type(found: TensorMap, operation: str) -> str:
     kind = MAP_TYPES.get(found.spec.data_type, "")
+    if operation in ("and", "or", "xor"):
+        kind = MAP_BITS.get(kind, "")
     if kind not in ACCEPTED[operation]:
         raise IllegalOperation(f".{operation} of {found.spec.data_type} elements")
     return kind

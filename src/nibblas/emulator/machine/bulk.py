@@ -105,21 +105,30 @@ def issue_load(
 
     Args:
         counted: bytes that its mbarrier counts, if not ``num_bytes``.
-        read: gives the bytes, [num_bytes]. order: from a place in shared memory, where each goes.
+        read: gives the bytes. order: from a place in shared memory, where each of them goes: to
+            all ``num_bytes`` from there on or, between narrow rows, not.
         sources: claims on what is read, for each target anew.
     """
     unit = warp.cta.machine.scheduler.asynchronous
     for memory, offset, barrier in targets:
-        claim = claim_write(memory, slice(offset, offset + num_bytes), what, site)
+        where = order(offset)
+        claim = claim_write(memory, _touched(where, offset, num_bytes), what, site)
         arrivals = []
         if barrier.memory is not memory:
             arrivals = [warp.cta.cluster.arrivals.issued(barrier.memory, warp, what, site)]
         claims = [claim, *sources()]
         count = num_bytes if counted is None else counted
         known = warp.publish()
-        unit.issue(_load(what, site, count, barrier, read, order(offset), claims, arrivals, known))
+        unit.issue(_load(what, site, count, barrier, read, where, claims, arrivals, known))
         warp.cta.machine.bytes[f"{what} to shared"] += num_bytes
     warp.cta.machine.counts["bulk copies"] += 1
+
+
+def _touched(where: Where, offset: int, num_bytes: int) -> Where:
+    """Those of the bytes from an offset on that a copy reads or writes; a slice if it is all."""
+    if isinstance(where, slice) or len(where) == num_bytes:
+        return slice(offset, offset + num_bytes)
+    return where
 
 
 def _load(
@@ -171,7 +180,7 @@ def issue_store(
     """
     shared, offset, num_bytes = source
     memory, where = target
-    reads = [claim_read(shared, slice(offset, offset + num_bytes), what, site)]
+    reads = [claim_read(shared, _touched(order(offset), offset, num_bytes), what, site)]
     warp.cta.check_grid_dependency(memory, lane)
     writes = [claim_write(memory, where, what, site, alone=False)]
     queue = warp.bulk_copies.queue

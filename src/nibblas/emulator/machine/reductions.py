@@ -22,7 +22,22 @@ _DTYPES = {
 }
 
 #: PTX types of the element types of a tensor map.
-MAP_TYPES = {"uint32": "u32", "float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+MAP_TYPES = {
+    "uint32": "u32",
+    "int32": "s32",
+    "uint64": "u64",
+    "int64": "s64",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+}
+
+#: Of those, the ones that bitwise operations take: an H200 takes no int64.
+MAP_BITS = {"u32": "b32", "s32": "b32", "u64": "b64"}
+
+#: Of a NaN that an operation gives, whatever its operands' were: an H200's.
+_NANS = {"f16": np.uint16(0x7FFF), "bf16": np.uint16(0x7FFF), "f32": np.uint32(0x7FFF_FFFF)}
 
 
 def _increment(old: Array, new: Array) -> Array:
@@ -51,9 +66,9 @@ ACCEPTED = {
     "max": {"s32", "u32", "s64", "u64", "f16", "bf16"},
     "inc": {"u32"},
     "dec": {"u32"},
-    "and": {"b32", "b64", "u32"},
-    "or": {"b32", "b64", "u32"},
-    "xor": {"b32", "b64", "u32"},
+    "and": {"b32", "b64"},
+    "or": {"b32", "b64"},
+    "xor": {"b32", "b64"},
 }
 
 
@@ -66,6 +81,8 @@ def reduced(operation: str, kind: str, old: Array, new: Array) -> Array:
             result = _to_bf16(function(_from_bf16(a), _from_bf16(b)))
         else:
             result = function(a, b).astype(_DTYPES[kind])
+            if kind in _NANS:
+                result = np.where(np.isnan(result), _NANS[kind].view(result.dtype), result)
     found: Array = np.frombuffer(result.tobytes(), np.uint8)
     return found
 
@@ -83,5 +100,5 @@ def _to_bf16(values: Array) -> Array:
     lower = np.abs(single.astype(np.float64)) > np.abs(values)
     bits = np.where(inexact, (bits - lower.astype(np.uint32)) | np.uint32(1), bits)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    result: Array = np.where(np.isnan(values), np.uint32(0x7FFF), rounded).astype(np.uint16)
+    result: Array = np.where(np.isnan(values), _NANS["bf16"], rounded).astype(np.uint16)
     return result

@@ -18,8 +18,10 @@ import numpy as np
 
 from nibblas.emulator.errors import IllegalOperation
 from nibblas.emulator.machine.memory import POISON, Array
+from nibblas.errors import bad_value
 from nibblas.runtime.tensormap import (
     ELEMENT_BYTES,
+    SUB_BYTE,
     SWIZZLE_BYTES,
     TENSOR_MAP_BYTES,
     UNPACKED,
@@ -33,8 +35,12 @@ ELEMENT_TYPES: dict[int, DataType] = {
     0: "uint8",
     1: "uint16",
     2: "uint32",
+    3: "int32",
+    4: "uint64",
+    5: "int64",
     6: "float16",
     7: "float32",
+    9: "float64",
     10: "bfloat16",
     13: "16u4_align8b",
     14: "16u4_align16b",
@@ -86,19 +92,24 @@ FIELDS = {
 _SWIZZLE_PERIOD = 1024
 """Bytes after which every swizzle pattern repeats, at most."""
 
+_SUB_BYTE_SINCE = 100
+"""The number of the first device that has maps of sub-byte types."""
 _GROUP = 16
 """Elements of a type in ``UNPACKED`` that take 16 bytes of shared memory, the data first. PTX ISA,
 "Packing Formats of sub-byte types": .b4x16_p64 and .b6x16_p32."""
 _COLUMNS = 128
 """The first coordinate of those types is a multiple of it."""
 
-_BEGIN_BYTES = 16
-"""A box's first column is a multiple of these. Seen on an H200 (driver 580.159.04, 2026-11-30):
-uint16 elements from column -70 end as an illegal instruction, from multiples of 8 they are right.
-Triton's tutorial of TMA says so for all types (python/tutorials/gluon/04-tma.py)."""
+_PIECE_BYTES = 16
+"""A box's first column is a multiple of these, and a row in global memory is written in whole ones.
 
-#: What is out of bounds where NaN is asked for; 16-bit types as on an H200 (tests/emulator/golden),
-#: float32 not seen.
+Seen on an H200 (driver 580.159.04, 2026-11-30; tests/emulator/golden/README.md): loads, stores,
+reductions and prefetches of 8-, 16- and 32-bit elements from any other column, inside of the tensor
+or not, end as an illegal instruction; Triton's tutorial of TMA says so for all types
+(python/tutorials/gluon/04-tma.py). Stores and reductions of rows of 200 bytes write up to byte 208
+where the box has as many; triton-lang/triton issue 11583 reports the same."""
+
+#: What is out of bounds where NaN is asked for, as on an H200 (tests/emulator/golden).
 _NANS = {
     "float16": np.uint16(0x7FF7),
     "bfloat16": np.uint16(0x7FF7),
@@ -135,6 +146,13 @@ def encode(spec: TensorMapSpec, address: int) -> bytes:
     return bits.to_bytes(TENSOR_MAP_BYTES, "little")
 
 
+def check_type(spec: TensorMapSpec, arch: str) -> None:
+    """Raises ValueError if a device, "sm_90", has no maps of the element type."""
+    if spec.data_type in SUB_BYTE and int(arch.removeprefix("sm_")) < _SUB_BYTE_SINCE:
+        wanted = f"8-bit elements or wider on {arch}"
+        raise bad_value("data_type", given=repr(spec.data_type), wanted=wanted)
+
+
 @dataclass(frozen=True)
 class Box:
     """One box of a tensor, at coordinates.
@@ -154,8 +172,11 @@ class TensorMap:
     Attributes:
         address: of the tensor. spec: all else.
         rows: of a box, all dimensions but the innermost. row_bytes: of a row in shared memory.
+        pitch: bytes from row to row there: the width of the swizzle, of which a narrower row
+            leaves the rest alone (CUDA Programming Guide, "Swizzle"; seen on an H200).
         num_bytes: of a box in shared memory. counted_bytes: what a load counts on its mbarrier,
-            tails included and padding not (DeepGEMM and CUTLASS expect that many).
+            tails included, padding and what narrow rows leave alone not (DeepGEMM and CUTLASS
+            expect that many).
         padded: 16 elements do not fill their 16 bytes of shared memory; what a load leaves in the
             rest is poison here (the PTX ISA does not say).
     """
@@ -165,14 +186,16 @@ class TensorMap:
         self.element_bits = int(ELEMENT_BYTES[spec.data_type] * 8)
         self.padded = spec.data_type in UNPACKED
         self.row_bytes = row_bytes(spec)
+        self.pitch = max(self.row_bytes, SWIZZLE_BYTES.get(spec.swizzle, 0))
         self._counts = [
             -(-box // step) for box, step in zip(spec.box[1:], spec.steps[1:], strict=True)
         ]
         self.rows = int(np.prod(self._counts, dtype=np.int64))
-        self.num_bytes = self.rows * self.row_bytes
+        self.num_bytes = self.rows * self.pitch
         self.counted_bytes = self.rows * spec.box[0] * self.element_bits // 8
         self._orders: dict[int, Array] = {}
-        self._fill = np.zeros(self.num_bytes, np.uint8)
+        data_bytes = self.rows * self.row_bytes
+        self._fill = np.zeros(data_bytes, np.uint8)
         self._is_data = np.ones(self.row_bytes, bool)
         if self.padded:
             self._is_data = np.arange(self.row_bytes) % 16 < _GROUP * self.element_bits // 8
@@ -180,10 +203,14 @@ class TensorMap:
         self._places = np.cumsum(self._is_data) - 1  # of a gap: of the byte before it
         if spec.oob_fill != "none":
             nan = _NANS[spec.data_type]
-            self._fill = np.full(self.num_bytes // nan.itemsize, nan).view(np.uint8)
+            self._fill = np.full(data_bytes // nan.itemsize, nan).view(np.uint8)
 
-    def box(self, coordinates: Sequence[int]) -> Box:
-        """Which bytes the box at these coordinates (innermost first) has in global memory."""
+    def box(self, coordinates: Sequence[int], *, written: bool = False) -> Box:
+        """Which bytes the box at these coordinates (innermost first) has in global memory.
+
+        Args:
+            written: it goes there, so that rows are taken in whole pieces.
+        """
         inside = np.ones(1, bool)
         offsets = np.zeros(1, np.int64)
         dims = zip(
@@ -198,7 +225,7 @@ class TensorMap:
             index = first + step * np.arange(count, dtype=np.int64)
             inside = (((index >= 0) & (index < extent))[:, None] & inside).reshape(-1)
             offsets = ((index * stride)[:, None] + offsets).reshape(-1)
-        return self._rows_at(coordinates[0], inside, offsets)
+        return self._rows_at(coordinates[0], inside, offsets, written=written)
 
     @cached_property
     def four_rows(self) -> TensorMap:
@@ -215,13 +242,14 @@ class TensorMap:
             )
         return TensorMap(replace(spec, box=(spec.box[0], 4)), self.address)
 
-    def gather(self, column: int, rows: Sequence[int]) -> Box:
+    def gather(self, column: int, rows: Sequence[int], *, written: bool = False) -> Box:
         """Which bytes the rows of these indices have in global memory, from one column."""
         index = np.array(rows, np.int64)
         inside = (index >= 0) & (index < self.spec.dims[1])
-        return self._rows_at(column, inside, index * self.spec.stride_bytes[0])
+        offsets = index * self.spec.stride_bytes[0]
+        return self._rows_at(column, inside, offsets, written=written)
 
-    def _rows_at(self, column: int, inside: Array, offsets: Array) -> Box:
+    def _rows_at(self, column: int, inside: Array, offsets: Array, *, written: bool) -> Box:
         """The box whose rows lie inside the tensor or not, at offsets; both [rows].
 
         Raises:
@@ -233,25 +261,28 @@ class TensorMap:
                 f"{_COLUMNS}"
             )
         first_bit = column * self.element_bits
-        if first_bit % (8 * _BEGIN_BYTES):
+        if first_bit % (8 * _PIECE_BYTES):
             raise IllegalOperation(
                 f"innermost coordinate {column} of a map of {self.spec.data_type} is "
-                f"{first_bit / 8:g} bytes from the row's begin: want a multiple of {_BEGIN_BYTES} "
+                f"{first_bit / 8:g} bytes from the row's begin: want a multiple of {_PIECE_BYTES} "
                 "bytes, also outside of the tensor (any other is an illegal instruction)"
             )
         first_byte = first_bit // 8
         places = first_byte + self._places
-        columns = (places >= 0) & (places < self.spec.dims[0] * self.element_bits // 8)
+        end = self.spec.dims[0] * self.element_bits // 8
+        if written:
+            end = -(-end // _PIECE_BYTES) * _PIECE_BYTES
+        columns = (places >= 0) & (places < end)
         every = inside[:, None] & columns & self._is_data
         return Box((offsets[:, None] + places)[every], every)
 
     def fill(self) -> Array:
-        """A box full of what stands outside the tensor. uint8 [num_bytes]"""
+        """A box full of what stands outside the tensor. uint8 [rows * row_bytes]"""
         filled: Array = self._fill.copy()
         return filled
 
     def order(self, offset: int) -> slice | Array:
-        """Where each byte of a box lies in shared memory that begins at an offset.
+        """Where each byte of a box's rows lies in shared memory that begins at an offset.
 
         The pattern is a function of the address, not of the place in the box: bits 4 to 6 of
         the address are changed by bits 7 to 9 (as many as the mode has).
@@ -260,8 +291,10 @@ class TensorMap:
             return slice(offset, offset + self.num_bytes)
         phase = offset % _SWIZZLE_PERIOD
         if phase not in self._orders:
-            places = phase + np.arange(self.num_bytes, dtype=np.int64)
-            self._orders[phase] = swizzled(places, SWIZZLE_BYTES[self.spec.swizzle])
+            starts = phase + self.pitch * np.arange(self.rows, dtype=np.int64)
+            places = starts[:, None] + np.arange(self.row_bytes, dtype=np.int64)
+            span = SWIZZLE_BYTES[self.spec.swizzle]
+            self._orders[phase] = swizzled(places.reshape(-1), span)
         return self._orders[phase] + (offset - phase)
 
 
@@ -315,9 +348,4 @@ def decode(data: bytes) -> TensorMap:
         raise IllegalOperation(f"no tensor map that the driver would make: {error}") from None
     if spec.interleave != "none":
         raise IllegalOperation("interleaved maps are not modelled")
-    span = SWIZZLE_BYTES.get(spec.swizzle)
-    if span is not None and row_bytes(spec) != span:
-        raise IllegalOperation(
-            f"box rows of {row_bytes(spec)} bytes under a swizzle of {span} are not modelled"
-        )
     return TensorMap(spec, address)
