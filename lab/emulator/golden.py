@@ -31,7 +31,7 @@ from cuda.bindings import driver as cuda  # noqa: E402
 from nibblas.runtime.cuda_driver import CudaDriver  # noqa: E402
 from tests.emulator.golden.case import Case  # noqa: E402
 
-PARTS = ("lanewise", "warpwide", "memory", "barriers", "tensors", "wgmma")
+PARTS = ("lanewise", "warpwide", "memory", "barriers", "tensors", "wgmma", "rarer")
 _SECONDS = 30
 """Without a case being done, after which the process is given up."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from tests.emulator.golden import barriers, lanewise, memory, tensors, warpwide, wgmma
+from tests.emulator.golden import barriers, lanewise, memory, rarer, tensors, warpwide, wgmma
 from tests.emulator.golden.case import Case
 
-MODULES = (lanewise, warpwide, memory, barriers, tensors, wgmma)
+MODULES = (lanewise, warpwide, memory, barriers, tensors, wgmma, rarer)
 
 
 @cache

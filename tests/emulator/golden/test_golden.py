@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nibblas.emulator import ORDERS, Device, IllegalOperation, emulating
-from tests.emulator.golden import barriers, lanewise, memory, tensors, warpwide, wgmma
+from tests.emulator.golden import barriers, lanewise, memory, rarer, tensors, warpwide, wgmma
 from tests.emulator.golden.all_cases import all_cases
 from tests.emulator.golden.case import Case
 from tests.emulator.golden.emulate import Answer, modelled, run
@@ -28,6 +28,7 @@ MODULES = {
     "barriers": barriers,
     "tensors": tensors,
     "wgmma": wgmma,
+    "rarer": rarer,
 }
 #: Those that a GPU has answered to.
 FILES = {name: module for name, module in MODULES.items() if (VECTORS / f"{name}.npz").exists()}
@@ -38,7 +39,7 @@ CASES = [pytest.param(name, case, id=case.name) for name, case in NAMED_CASES]
 IN_ORDERS = [
     pytest.param(name, case, id=case.name)
     for name, case in NAMED_CASES
-    if name in ("memory", "barriers", "tensors") and case.name != "bulk"
+    if name in ("memory", "barriers", "tensors", "rarer") and case.name != "bulk"
 ]
 
 #: Opcodes of rows that the emulator does not model; their rows are left out of a comparison.
