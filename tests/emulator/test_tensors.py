@@ -142,7 +142,7 @@ def test_what_lies_outside_reads_as_zero(shape: list[int], at: list[int], box: l
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "nan"), [("float16", np.uint16, 0x7FF7), ("float32", np.uint32, 0x7FFFFFFF)]
+    ("kind", "dtype", "nan"), [("float16", np.uint16, 0x7FF7), ("float32", np.uint32, 0x7FF77FF7)]
 )
 def test_nan_fill(kind: str, dtype: type, nan: int) -> None:
     data = numbers(8, 32, dtype=dtype)

@@ -1,4 +1,7 @@
-"""Faults planted in the portable kernel's own text: each is noticed."""
+"""Faults planted in the portable kernel's own text: each is noticed.
+
+EVERY_FAULT=1 runs the unbroken kernel under 50 schedules; else 12.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import nibblas
 from nibblas.emulator import EmulatedDriver, EmulationError, backend, emulating
 from nibblas.runtime import source
 from tests.api.problems import assert_right, offs_of, random_array, random_tokens
+from tests.emulator.faults.extent import EVERY_FAULT
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -97,6 +101,6 @@ def test_a_fault_in_the_portable_kernel_is_noticed(fault: Fault, kernels: Path) 
 
 
 def test_the_unbroken_kernel_is_never_accused(kernels: Path) -> None:
-    for seed in range(6):
+    for seed in range(25 if EVERY_FAULT else 6):
         product("random", seed)
         product("adversarial-starve", seed)

@@ -192,12 +192,6 @@ def _f16_of(bits: Array) -> Array:
     return np.where(nans, floats.NAN_16, codes) if b"\x01" in nans.tobytes() else codes
 
 
-@float_conversions.instruction("cvt f64 f32", **_CVT)
-def f64_of_f32(build: Build) -> Step:
-    """Exact; a NaN keeps its payload."""
-    return compute(build, lambda a: a.astype(np.float64), "f64", "f32")
-
-
 def narrower(kind: str, mode: str, *, saturate: bool, relu: bool) -> Callable[[Array], Array]:
     """float32 to codes of f16 or bf16."""
     form = FORMATS[kind]

@@ -100,10 +100,16 @@ def _subtract(mode: str) -> Function:
 
 @floating.instruction(f"sub {_RN} f64", **_section("sub"))
 def sub_double(build: Build) -> Step:
-    mode = build.get("rnd", "rn")
+    function = floats.nan_double(_subtract_double(build.get("rnd", "rn")))
+    return compute(build, function, "f64", "f64", "f64")
+
+
+def _subtract_double(mode: str) -> Function:
+    """A NaN keeps its sign, as on an H200."""
+    if mode == "rn":
+        return np.subtract
     add = floats.add_double(mode)
-    subtract: Function = np.subtract if mode == "rn" else lambda a, b: add(a, -b)
-    return compute(build, floats.nan_double(subtract), "f64", "f64", "f64")
+    return lambda a, b: add(a, np.where(np.isnan(b), b, -b))
 
 
 @floating.instruction(f"add {_RN} [ftz] f32x2", **_section("add"))

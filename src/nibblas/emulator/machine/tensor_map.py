@@ -113,7 +113,7 @@ where the box has as many; triton-lang/triton issue 11583 reports the same."""
 _NANS = {
     "float16": np.uint16(0x7FF7),
     "bfloat16": np.uint16(0x7FF7),
-    "float32": np.uint32(0x7FFF_FFFF),
+    "float32": np.uint32(0x7FF7_7FF7),
 }
 
 
