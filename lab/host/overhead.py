@@ -1,6 +1,9 @@
 """Times the host's part of a warm eager call on both routes, with a breakdown.
 
-Usage: python lab/host/overhead.py [--out-of-place] [--w4a4]
+Usage: python lab/host/overhead.py [--out-of-place] [--w4a4] [--grad-mode] [--beside]
+
+--beside: only what a call on the CPU adds beside the library's function, which then does nothing;
+the least of many short runs, so that it can be told on a busy machine.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from nibblas.backends import portable
 from nibblas.backends.base import Operands
 from nibblas.backends.cpu import problem_record
 from nibblas.runtime import cpu_library
+from nibblas.runtime.cpu_library import CpuLibrary
 from nibblas.runtime.driver import LaunchSpec, use_driver
 from nibblas.runtime.launcher import Launcher
 from nibblas.runtime.recording import RecordingDriver
@@ -71,6 +76,43 @@ def operands(quantized: bool) -> tuple[Any, nibblas.NVFP4Array, torch.Tensor, to
     x = nibblas.quantize(tokens) if quantized else tokens.bfloat16()
     offs = torch.arange(1, GROUPS + 1, dtype=torch.int32)
     return x, w, offs, torch.empty(ROWS, N, dtype=torch.bfloat16)
+
+
+def null_library() -> CpuLibrary:
+    """The CPU library, but what it calls is getauxval, which knows no such entry: 0."""
+    library = cpu_library.load()
+    function = ctypes.CDLL(None).getauxval
+    function.restype = ctypes.c_int32
+    function.argtypes = library.native.nibblas_cpu_grouped_mm.argtypes
+    return replace(library, native=SimpleNamespace(nibblas_cpu_grouped_mm=function))
+
+
+def least(call: Callable[[], Any]) -> float:
+    return microseconds(call, calls=20, repeats=4000)[0]
+
+
+def least_of_product(x: Any, w: nibblas.NVFP4Array, offs: torch.Tensor, out: Any) -> float:
+    nibblas.grouped_mm(x, w, offs, out=out)
+    return least(lambda: nibblas.grouped_mm(x, w, offs, out=out))
+
+
+def show_what_calls_add() -> None:
+    """Beside the library's function: with out= and without, for tokens of both kinds."""
+    library = null_library()
+    load, cpu_library.load = cpu_library.load, lambda: library
+    ops.forget_plans()
+    try:
+        function, record = library.native.nibblas_cpu_grouped_mm, bytes(cpu_library.PROBLEM.size)
+        alone = least(lambda: function(record, 1, 0, 1, 0))
+        print(f"a foreign call that does nothing: {alone:.2f} us, taken off below")
+        for name, quantized in (("bfloat16", False), ("NVFP4", True)):
+            x, w, offs, out = operands(quantized)
+            given = least_of_product(x, w, offs, out) - alone
+            new = least_of_product(x, w, offs, None) - alone
+            print(f"{name:8} tokens: with out= {given:5.2f} us, with a new output {new:5.2f} us")
+    finally:
+        cpu_library.load = load
+        ops.forget_plans()
 
 
 def flat(x: Any, w: nibblas.NVFP4Array, offs: torch.Tensor, out: torch.Tensor) -> Operands:
@@ -138,9 +180,13 @@ def main() -> None:
     parser.add_argument("--out-of-place", action="store_true", help="without out=")
     parser.add_argument("--w4a4", action="store_true", help="NVFP4 tokens")
     parser.add_argument("--grad-mode", action="store_true", help="outside inference mode")
+    parser.add_argument("--beside", action="store_true", help="what the CPU's calls add, no more")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with nullcontext() if options.grad_mode else torch.inference_mode():
+        if options.beside:
+            show_what_calls_add()
+            return
         arguments = operands(options.w4a4)
         for time_one in (time_cpu, time_cuda):
             time_one(arguments, out_of_place=options.out_of_place)

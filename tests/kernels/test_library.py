@@ -130,6 +130,8 @@ def test_bad_records_are_refused_and_nothing_is_written(
     good = problem_record(product.operands)
     with pytest.raises(NativeLibraryError, match=message):
         library.grouped_mm([good, changed(good, field, value)], "portable", 1)
+    with pytest.raises(NativeLibraryError, match=message):
+        library.bind("portable")(changed(good, field, value), 1)
     assert_untouched(product, product.used_rows() & False)
 
 

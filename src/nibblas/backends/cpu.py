@@ -90,10 +90,10 @@ class CpuBackend:
         config: CpuConfig = plan.config
         record = problem_record(product, config.batch_invariant)
         record_at = RecordTemplate(record, words).filled
-        grouped_mm, level = cpu_library.load().grouped_mm, config.level
+        grouped_mm = cpu_library.load().bind(config.level)
 
         def run_at(addresses: Sequence[int]) -> bool:
-            grouped_mm((record_at(addresses),), level, torch.get_num_threads())
+            grouped_mm(record_at(addresses), torch.get_num_threads())
             return True
 
         return run_at

@@ -6,7 +6,7 @@ import ctypes
 import importlib.util
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,7 +68,22 @@ class CpuLibrary:
             b"".join(problems), len(problems), self.levels[level], threads, self.parallel_region
         )
         if status:
-            raise NativeLibraryError(self.native.nibblas_cpu_status_text(status).decode())
+            raise self._error(status)
+
+    def bind(self, level: str) -> Callable[[bytes, int], None]:
+        """``grouped_mm`` at one level, for products that are run again: ``(problem, threads)``."""
+        grouped_mm, number = self.native.nibblas_cpu_grouped_mm, self.levels[level]
+        region = self.parallel_region
+
+        def run(problem: bytes, threads: int) -> None:
+            status = grouped_mm(problem, 1, number, threads, region)
+            if status:
+                raise self._error(status)
+
+        return run
+
+    def _error(self, status: int) -> NativeLibraryError:
+        return NativeLibraryError(self.native.nibblas_cpu_status_text(status).decode())
 
 
 def load() -> CpuLibrary:
