@@ -129,9 +129,6 @@ def time_route(backend: str, arguments: Any, *, out_of_place: bool) -> None:
         return nibblas.grouped_mm(x, w, offs, out=target, backend=backend)
 
     public()
-    for prepared in ops.prepared_calls._entries.values():
-        # A GPU's offs is not read on the host.
-        prepared.value._reads_offs = backend == "cpu"
     show("grouped_mm", public)
     how = (None, backend, None, False, "default")
     call = ("packed", x, w, offs, out, None, None, None, how)
@@ -142,7 +139,7 @@ def time_route(backend: str, arguments: Any, *, out_of_place: bool) -> None:
         show("    is anything watching", eager._is_watched)
         show("    key and addresses", lambda: eager._describe(call))
         show("    look-up", lambda: ops.prepared_calls.get(key))
-        show("    overlap, offs, record, launch", lambda: prepared_call.run(addresses, offs))
+        show("    overlap, record, launch", lambda: prepared_call.run(addresses))
         show("      record and launch", lambda: prepared_call._run_at(addresses))
     show("  for comparison: the operator", lambda: grouped_mm_out(*product, out, *options))
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.utils._device import DeviceContext
 
 from nibblas import env, ops
@@ -52,11 +53,7 @@ precision, batch_invariant, validate): what a user gave, unchecked."""
 
 
 def run(call: Call) -> Tensor | None:
-    """Runs a call if an equal one has been kept; None: take the long way, nothing has been done.
-
-    Raises:
-        ValueError: what CPU offs hold.
-    """
+    """Runs a call if an equal one has been kept; None: take the long way, nothing has been done."""
     if _is_watched():
         return None
     if not _function_modes():
@@ -119,17 +116,17 @@ def _run(call: Call) -> Tensor | None:
     out: Tensor | None = call[4]
     if out is None:
         return _run_into_new(prepared, call, addresses)
-    if not prepared.run(addresses, call[3]):
+    if not prepared.run(addresses):
         return None
     if not out.is_inference():
-        ops.mark_written(out)
+        increment_version(out)
     return out
 
 
 def _run_into_new(prepared: PreparedCall, call: Call, addresses: list[int]) -> Tensor | None:
-    form, x, _, offs = call[:4]
+    form, x = call[:2]
     rows = prepared.new_out(x.codes if type(x) is NVFP4Array else x)
-    if not prepared.run([*addresses, rows.data_ptr()], offs):
+    if not prepared.run([*addresses, rows.data_ptr()]):
         return None
     return rows if form == "packed" else rows.unflatten(0, x.shape[:2])
 

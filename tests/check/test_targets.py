@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import nibblas
-from nibblas import env
+from nibblas import env, ops
 from nibblas.backends import registry
 from nibblas.check.targets import Target, available, forced, one_thread
 from nibblas.errors import NativeLibraryError
@@ -134,19 +136,23 @@ def test_one_thread_is_undone() -> None:
 
 
 def test_each_level_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans are kept per shape; a kept plan of one level must not serve another."""
-    ran: list[str] = []
-    run = CpuLibrary.grouped_mm
+    """Plans and prepared calls are kept per shape; those of one level must not serve another."""
+    ran: list[int] = []
+    library = cpu_library.load()
+    run = library.native.nibblas_cpu_grouped_mm
 
-    def recording(self: CpuLibrary, problems: Any, level: str, threads: int) -> None:
+    def recording(record: bytes, count: int, level: int, *others: int) -> Any:
         ran.append(level)
-        run(self, problems, level, threads)
+        return run(record, count, level, *others)
 
-    monkeypatch.setattr(CpuLibrary, "grouped_mm", recording)
+    native: Any = SimpleNamespace(nibblas_cpu_grouped_mm=recording)
+    recorded = replace(library, native=native)
+    monkeypatch.setattr(cpu_library, "load", lambda: recorded)
     x, offs = torch.zeros(1, 16).half(), torch.ones(1, dtype=torch.int32)
     w = nibblas.quantize(torch.zeros(1, 4, 16))
-    levels = list(cpu_library.load().levels)
-    for level in [*levels, *levels]:
+    ops.forget_plans()
+    for level in [*library.levels, *library.levels]:
         with forced(Target("cpu", level)):
             nibblas.grouped_mm(x, w, offs)
-    assert ran == [*levels, *levels]
+    ops.forget_plans()
+    assert ran == [*library.levels.values(), *library.levels.values()]

@@ -135,6 +135,32 @@ def test_bad_records_are_refused_and_nothing_is_written(
     assert_untouched(product, product.used_rows() & False)
 
 
+@pytest.mark.parametrize(
+    ("masked", "offs"),
+    [
+        (False, [-1, 3]),
+        (False, [3, 2]),
+        (False, [2, 4]),
+        (False, [2, -(2**31)]),
+        (True, [2, 4]),
+        (True, [-1, 1]),
+        (True, [2**31 - 1, 1]),
+    ],
+)
+def test_offs_that_no_product_has_are_refused_and_nothing_is_written(
+    library: CpuLibrary, masked: bool, offs: list[int]
+) -> None:
+    """Three rows to a group when masked, three rows in all when packed."""
+    product = build(Spec(rows=(2, 1), masked=masked))
+    assert product.operands.offs is not None
+    product.operands.offs.copy_(torch.tensor(offs))
+    record = problem_record(product.operands)
+    assert library.bind("portable")(record, 1) is False
+    with pytest.raises(NativeLibraryError, match="offs"):
+        library.grouped_mm([record], "portable", 1)
+    assert_untouched(product, product.used_rows() & False)
+
+
 def test_unsupported_level_is_refused(library: CpuLibrary) -> None:
     product = build(Spec())
     record = problem_record(product.operands)

@@ -96,7 +96,8 @@ class Operands:
 
 RunAt = Callable[[Sequence[int]], bool]
 """Runs a prepared product on tensors of the same metadata at other addresses, given in the order of
-``Operands.tensors``. False: it cannot any more, and nothing has been written."""
+``Operands.tensors``. False: it cannot any more, or offs in the CPU's memory holds what no product
+can have; nothing has been written."""
 
 
 class Backend(Protocol):

@@ -10,6 +10,7 @@ import torch
 from nibblas.backends.base import Operands, RunAt
 from nibblas.env import forced_cpu_level
 from nibblas.errors import NativeLibraryError
+from nibblas.formats.scale_layout import packed_rows_bound
 from nibblas.plan.arch import CPU_LEVELS
 from nibblas.plan.cost import cpu_time
 from nibblas.plan.problem import Problem
@@ -86,6 +87,8 @@ class CpuBackend:
         cpu_library.load().grouped_mm(records, config.level, torch.get_num_threads())
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
+        if _scales_may_end_early(product):
+            return None
         words = [_ADDRESS_WORDS[name] for name in product.tensors]
         config: CpuConfig = plan.config
         record = problem_record(product, config.batch_invariant)
@@ -93,10 +96,17 @@ class CpuBackend:
         grouped_mm = cpu_library.load().bind(config.level)
 
         def run_at(addresses: Sequence[int]) -> bool:
-            grouped_mm(record_at(addresses), torch.get_num_threads())
-            return True
+            return grouped_mm(record_at(addresses), torch.get_num_threads())
 
         return run_at
+
+
+def _scales_may_end_early(product: Operands) -> bool:
+    """Whether some offs that fit x would take blocked token scales past their end."""
+    rows = product.blocked_scale_rows
+    if rows is None or product.max_m or product.offs is None:
+        return False
+    return rows < packed_rows_bound(product.m, product.offs.shape[0])
 
 
 def problem_record(product: Operands, batch_invariant: bool = False) -> bytes:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from nibblas.backends.base import Operands, RunAt
 from nibblas.validation.memory import byte_span
-from nibblas.validation.offs import check_group_sizes
 
 
 class PreparedCall:
@@ -24,9 +23,7 @@ class PreparedCall:
         "_out_bytes",
         "_out_dtype",
         "_out_shape",
-        "_reads_offs",
         "_run_at",
-        "_sizes",
     )
 
     def __init__(self, product: Operands, run_at: RunAt) -> None:
@@ -34,13 +31,6 @@ class PreparedCall:
         self._run_at = run_at
         self._input_bytes = tuple(enumerate(map(_extent, inputs)))
         self._out_bytes = _extent(out)
-        self._reads_offs = product.offs is not None and product.offs.device.type == "cpu"
-        self._sizes = (
-            product.m,
-            product.max_m,
-            product.blocked_scale_rows,
-            product.x_scale_start,
-        )
         self._out_shape, self._out_dtype = tuple(out.shape), out.dtype
 
     def new_out(self, x: Tensor) -> Tensor:
@@ -48,8 +38,8 @@ class PreparedCall:
         out: Tensor = x.new_empty(self._out_shape, dtype=self._out_dtype)
         return out
 
-    def run(self, addresses: Sequence[int], offs: Tensor) -> bool:
-        """Checks what differs from call to call, addresses and the contents of offs, and runs.
+    def run(self, addresses: Sequence[int]) -> bool:
+        """Checks the addresses, and runs; the backend checks offs in the CPU's memory.
 
         Args:
             addresses: of tensors with the metadata of ``product.tensors``, in their order.
@@ -57,9 +47,6 @@ class PreparedCall:
         Returns:
             False: nothing has been done. The call must take the long way, which also knows whether
             to refuse it.
-
-        Raises:
-            ValueError: what offs holds, where it lies on the CPU.
         """
         if 0 in addresses:
             return False
@@ -68,8 +55,6 @@ class PreparedCall:
         for i, size in self._input_bytes:
             if addresses[i] < out_end and out < addresses[i] + size:
                 return False
-        if self._reads_offs:
-            check_group_sizes(offs, *self._sizes)
         return self._run_at(addresses)
 
 

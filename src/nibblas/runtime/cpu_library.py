@@ -17,7 +17,10 @@ import torch
 from nibblas.env import CPU_LEVEL_VARIABLE
 from nibblas.errors import NativeLibraryError, bad_value
 
-ABI_VERSION = 2
+ABI_VERSION = 3
+
+#: NIBBLAS_BAD_OFFS of abi.h.
+_BAD_OFFS = 6
 
 #: NibblasProblem of abi.h: fields of 8 bytes each, in its order.
 PROBLEM = struct.Struct("@37q")
@@ -70,15 +73,19 @@ class CpuLibrary:
         if status:
             raise self._error(status)
 
-    def bind(self, level: str) -> Callable[[bytes, int], None]:
-        """``grouped_mm`` at one level, for products that are run again: ``(problem, threads)``."""
+    def bind(self, level: str) -> Callable[[bytes, int], bool]:
+        """``grouped_mm`` at one level, for products that are run again: ``(problem, threads)``.
+
+        False: the library refuses the contents of offs, and has written nothing.
+        """
         grouped_mm, number = self.native.nibblas_cpu_grouped_mm, self.levels[level]
         region = self.parallel_region
 
-        def run(problem: bytes, threads: int) -> None:
+        def run(problem: bytes, threads: int) -> bool:
             status = grouped_mm(problem, 1, number, threads, region)
-            if status:
+            if status and status != _BAD_OFFS:
                 raise self._error(status)
+            return not status
 
         return run
 

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 // Raised whenever a struct, a code or a signature below changes its meaning.
-#define NIBBLAS_CPU_ABI_VERSION 2
+#define NIBBLAS_CPU_ABI_VERSION 3
 
 enum NibblasType {
   NIBBLAS_BFLOAT16 = 0,
@@ -43,6 +43,7 @@ enum NibblasStatus {
   NIBBLAS_UNKNOWN_TYPE = 3,
   NIBBLAS_BAD_SIZE = 4,
   NIBBLAS_OUT_OF_MEMORY = 5,
+  NIBBLAS_BAD_OFFS = 6,
 };
 
 // One packed or masked grouped product, out[m, n] = cast(sum_k x[m, k] * w[g(m), n, k] * factors).
@@ -77,7 +78,9 @@ struct NibblasProblem {
   int64_t w_segments;               // equal segments of the N rows, each with its own w_global
   int64_t w_global_segment_stride;  // elements
 
-  const int32_t* offs;     // [G] ends (packed) or rows in use (masked); null: group 0 owns all rows
+  // [G], none negative: ends (packed), never decreasing, at most M; or rows in use (masked), at
+  // most max_m. Null: group 0 owns all rows.
+  const int32_t* offs;
   const float* alpha;      // [G] or null
   const float* row_scale;  // [M] or null
   const void* bias;        // [N] or [G, N], or null

@@ -102,6 +102,16 @@ Group make_group(const NibblasProblem& p, i64 g, const GroupCursor::Rows& rows) 
   return group;
 }
 
+bool offs_fit(const NibblasProblem& p) {
+  if (p.offs == nullptr) return true;
+  i64 least = 0;
+  for (i64 g = 0; g < p.groups; ++g) {
+    if (p.offs[g] < least || p.offs[g] > (p.max_m > 0 ? p.max_m : p.rows)) return false;
+    if (p.max_m == 0) least = p.offs[g];
+  }
+  return true;
+}
+
 }  // namespace
 
 NibblasStatus check_problem(const NibblasProblem& p) {
@@ -117,7 +127,8 @@ NibblasStatus check_problem(const NibblasProblem& p) {
                          (p.max_m == 0 || p.groups * p.max_m == p.rows) &&
                          (p.offs != nullptr || (p.groups == 1 && p.max_m == 0));
   const bool segments_fit = p.w_global == nullptr || (p.w_segments > 0 && p.n % p.w_segments == 0);
-  return sizes_fit && segments_fit ? NIBBLAS_OK : NIBBLAS_BAD_SIZE;
+  if (!sizes_fit || !segments_fit) return NIBBLAS_BAD_SIZE;
+  return offs_fit(p) ? NIBBLAS_OK : NIBBLAS_BAD_OFFS;
 }
 
 GroupTable::GroupTable(const NibblasProblem* problems, i64 count, i64 token_block) {

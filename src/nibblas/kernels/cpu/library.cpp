@@ -71,6 +71,8 @@ const char* nibblas_cpu_status_text(int32_t status) {
       return "unknown type, scale layout or scale start";
     case NIBBLAS_BAD_SIZE:
       return "sizes that do not fit each other";
+    case NIBBLAS_BAD_OFFS:
+      return "offs that are negative, decrease, or own rows that are not there";
     case NIBBLAS_OUT_OF_MEMORY:
       return "out of memory; outputs may be incomplete";
     default:
