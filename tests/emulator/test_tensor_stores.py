@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,7 @@ def test_rows_are_written_in_whole_pieces_of_16_bytes(copy: str) -> None:
     """42 elements are 168 bytes: up to byte 176 is written, and not to the next row at 192."""
     data = numbers(10, 48, dtype=np.uint32)
     body = FILL.format(plus=7) + (REDUCE if copy == "reduction" else STORE)
-    shape = {"dims": [42, 10], "strides": [192], "box": [32, 8]}
+    shape: dict[str, Any] = {"dims": [42, 10], "strides": [192], "box": [32, 8]}
     found = run(body.format(coordinates="16, 3"), data, **shape)
     image = 4 * np.arange(256, dtype=np.uint32).reshape(8, 32)[:7, :28] + 7
     want = data.copy()

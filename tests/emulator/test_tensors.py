@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,7 +189,12 @@ def test_pitch_larger_than_a_row_and_a_tensor_within_the_buffer() -> None:
 
 
 def test_four_bit_elements_are_of_blackwell() -> None:
-    spec = {"dtype": "16u4_align8b", "dims": [128, 16], "strides": [64], "box": [64, 16]}
+    spec: dict[str, Any] = {
+        "dtype": "16u4_align8b",
+        "dims": [128, 16],
+        "strides": [64],
+        "box": [64, 16],
+    }
     data = numbers(16, 64, dtype=np.uint8)
     found = load_box(data, [32, 4], arch="sm_100", **spec)
     assert (found == box_of(data, [16, 4], [32, 16]).reshape(-1)).all()
