@@ -21,8 +21,8 @@ FEW_TOKENS, MANY_TOKENS = [3, 3, 20], [70, 70, 135]
 """Ends of three groups, the second empty: blocks of few tokens, and several blocks of many."""
 ALIGNED_K, ODD_K = 768, 272
 """A multiple of every stage; one whose rows are 16-byte aligned for some operands only."""
-ROWS = 150
-"""Of the weights: a whole tile of 128 and a part."""
+ROWS, WHOLE_ROWS = 150, 160
+"""Of the weights: a whole tile of 128 and a part; what tensor copies (sm_90 and newer) take."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,16 @@ def check(y, x, w, ends, **epilogue):
 @pytest.mark.parametrize("k", [ALIGNED_K, ODD_K])
 def test_linear_scales(kind, ends, k):
     x, w = tokens_of(kind, ends[-1] + 3, k), random_array((3, ROWS, k), 1)
+    check(nibblas.grouped_mm(x, w, offs_of(ends), backend="portable"), x, w, ends)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ends", [FEW_TOKENS, MANY_TOKENS], ids=["few", "many"])
+@pytest.mark.parametrize("layout", ["linear", "blocked"])
+def test_aligned_rows(kind, ends, layout):
+    """Weights through tensor copies where there are any."""
+    w = random_array((3, WHOLE_ROWS, ALIGNED_K), 1, layout=layout)
+    x = tokens_of(kind, ends[-1], ALIGNED_K)
     check(nibblas.grouped_mm(x, w, offs_of(ends), backend="portable"), x, w, ends)
 
 

@@ -10,7 +10,7 @@ import pytest
 from nibblas.errors import NativeLibraryError
 from nibblas.plan.portable import (
     LOAD_8_TOKENS,
-    LOAD_SET,
+    LOAD_BOX,
     LOAD_WEIGHTS,
     MULTIPLY,
     MULTIPLY_8_TOKENS,
@@ -64,4 +64,4 @@ def test_instructions_are_those_of_the_machine_code() -> None:
     batches = 2 / config.token_warps
     assert found["tokens"] == [pytest.approx(batches * LOAD_8_TOKENS[activations], rel=0.02)]
     assert found["weights"][-1][0] == pytest.approx(LOAD_WEIGHTS, rel=0.02)
-    assert found["weights"][0][0] == pytest.approx(LOAD_SET, rel=0.05)
+    assert found["weights"][0][0] == pytest.approx(LOAD_BOX, rel=0.05)

@@ -63,7 +63,7 @@ class PortableBackend:
             if ctas:
                 kernel = load_kernel(device, config)
                 params = params_of(product, config, maps_of(driver))
-                kernel.launch(ctas, config.threads, params, queue)
+                kernel.launch(ctas, config.threads, params, queue, programmatic=config.programmatic)
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
         device = product.x.device.index or 0
@@ -77,7 +77,9 @@ class PortableBackend:
         return prepared_launch(
             driver,
             device,
-            load_kernel(device, config).bind(ctas, config.threads, params),
+            load_kernel(device, config).bind(
+                ctas, config.threads, params, programmatic=config.programmatic
+            ),
             params=params,
             names=names,
             words=address_words(names, config),

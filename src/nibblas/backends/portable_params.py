@@ -27,6 +27,7 @@ _MAPS_AT = round_up(PARAMS_BYTES, TENSOR_MAP_ALIGNMENT)
 #: The same for the addresses at the beginning of tensor maps.
 _MAP_WORDS = {"w": _MAPS_AT // 8, "w_scales": (_MAPS_AT + TENSOR_MAP_BYTES) // 8}
 
+_BOX_SETS = 4  # sets of a copy of codes or of linear scales
 _QUARTER_ROWS = 32  # weight rows between the lines of a set: half an atom's 64, four to an atom
 
 
@@ -68,9 +69,9 @@ def _weights_map(product: Operands) -> TensorMapSpec:
     w = product.w
     return TensorMapSpec(
         "uint8",
-        dims=(product.k // 2, _QUARTER_ROWS, product.n // _QUARTER_ROWS, product.groups),
-        stride_bytes=(w.stride(1), _QUARTER_ROWS * w.stride(1), w.stride(0)),
-        box=(128, 4, 4, 1),
+        dims=(product.k // 2, product.n // _QUARTER_ROWS, _QUARTER_ROWS, product.groups),
+        stride_bytes=(_QUARTER_ROWS * w.stride(1), w.stride(1), w.stride(0)),
+        box=(128, 4, 4 * _BOX_SETS, 1),
         swizzle="128b",
         l2_promotion="l2_256b",
     )
@@ -91,8 +92,8 @@ def _scales_map(product: Operands) -> TensorMapSpec:
     row = scales.stride(1)
     return TensorMapSpec(
         "uint8",
-        dims=(k_blocks, _QUARTER_ROWS, product.n // _QUARTER_ROWS, product.groups),
-        stride_bytes=(row, _QUARTER_ROWS * row, scales.stride(0)),
-        box=(16, 4, 4, 1),
+        dims=(k_blocks, product.n // _QUARTER_ROWS, _QUARTER_ROWS, product.groups),
+        stride_bytes=(_QUARTER_ROWS * row, row, scales.stride(0)),
+        box=(16, 4, 4 * _BOX_SETS, 1),
         l2_promotion="l2_256b",
     )

@@ -49,6 +49,9 @@ MIN_STAGES, MAX_STAGES = 3, 4
 #: little bandwidth to feed.
 TENSOR_COPY_TARGETS = ("sm_90a", "sm_100f")
 
+#: Targets that have programmatic launches.
+PROGRAMMATIC_TARGETS = ("sm_90a", "sm_100f", "sm_120f")
+
 #: Tokens of a block.
 FEW_TOKENS, MANY_TOKENS = 16, 64
 
@@ -58,13 +61,13 @@ TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 #: Warp instructions for 256 values along K, counted in sm_90a code by
 #: lab/model/count_instructions.py; other shapes and targets differ by up to a tenth. For a set of
 #: weight rows, whatever the tokens; for a set and 8 tokens; of the token warps for 8 tokens; of a
-#: weights warp, and of it for each set.
+#: weights warp, and of it for each set by cp.async or each box of four sets through TMA.
 MULTIPLY: Mapping[Activations, int] = MappingProxyType({"fp16": 278, "bf16": 358, "nvfp4": 278})
 MULTIPLY_8_TOKENS = 20
 LOAD_8_TOKENS: Mapping[Activations, int] = MappingProxyType(
-    {"fp16": 179, "bf16": 179, "nvfp4": 462}
+    {"fp16": 191, "bf16": 191, "nvfp4": 475}
 )
-LOAD_WEIGHTS, LOAD_SET = 67, 24
+LOAD_WEIGHTS, LOAD_SET, LOAD_BOX = 71, 24, 23
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,11 @@ class PortableConfig:
     def tensor_copies(self) -> bool:
         """Whether weights come through TMA."""
         return self.aligned and self.built_for in TENSOR_COPY_TARGETS
+
+    @property
+    def programmatic(self) -> bool:
+        """Whether a launch may begin before the one before it has ended: sm_90 and newer."""
+        return self.built_for in PROGRAMMATIC_TARGETS
 
     @property
     def row_multiple(self) -> int:
@@ -149,7 +157,8 @@ class PortableConfig:
     def instructions(self) -> Instructions:
         """Of a CTA in a turn of its loops."""
         sets = self.warps * self.sets_per_warp
-        fixed = sets * (MULTIPLY[self.activations] + LOAD_SET) + self.weight_warps * LOAD_WEIGHTS
+        load_set = LOAD_BOX / 4 if self.tensor_copies else LOAD_SET
+        fixed = sets * (MULTIPLY[self.activations] + load_set) + self.weight_warps * LOAD_WEIGHTS
         per_tile = sets * MULTIPLY_8_TOKENS + LOAD_8_TOKENS[self.activations]
         return Instructions(fixed * self.stage_k / 256, per_tile * self.stage_k / 256, 8)
 
@@ -197,6 +206,7 @@ class PortableConfig:
             "kNvfp4Tokens": self.activations == "nvfp4",
             "kAligned": self.aligned,
             "kTensorCopies": self.tensor_copies,
+            "kProgrammatic": self.programmatic,
         }
         lines += [
             f"  static constexpr bool {name} = {str(value).lower()};"

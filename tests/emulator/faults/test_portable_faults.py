@@ -40,8 +40,8 @@ FAULTS = [
     Fault(
         "empty: a warp's arrival is not expected",
         _RING,
-        "kEmptyArrivals = kMultiplyWarps",
-        "kEmptyArrivals = kMultiplyWarps - 1",
+        "kEmptyArrivals = kWarpLanes * kMultiplyWarps",
+        "kEmptyArrivals = kWarpLanes * (kMultiplyWarps - 1)",
     ),
     Fault(
         "full: an arrival too many is expected",
@@ -52,7 +52,7 @@ FAULTS = [
     Fault(
         "full: the token warps are not expected",
         _RING,
-        "kWeightArrivals + Config::kTokenWarps;",
+        "kWeightArrivals + kWarpLanes * Config::kTokenWarps;",
         "kWeightArrivals;",
     ),
     Fault(

@@ -1,47 +1,26 @@
 // Where a CTA is in its run of work: group, sets of weight rows, block of tokens, stage of K.
 // The loading side and the computing side each walk the same path with a cursor of their own.
 //
-// A set is the 16 weight rows that a warp takes: rows 4s..4s+3 of each 32-row quarter of 128 rows,
-// exactly those whose blocked scales share 16-byte lines. A visit gives each warp kSetsPerWarp
-// sets of a group, the last ones of a run perhaps fewer.
+// A visit is kSetsPerWarp tiles (tiles.cuh) of a group, the last of a run perhaps fewer.
 #pragma once
 
-#include "../common/block_scheduler.cuh"
-#include "config.h"
-#include "params.cuh"
+#include "runs.cuh"
 
 namespace nibblas::portable {
 
-constexpr i32 kSetRows = 16;
 constexpr i32 kVisitSets = Config::kWarps * Config::kSetsPerWarp;
-constexpr i32 kSetsPerAtom = static_cast<i32>(kAtomRows) / kSetRows;
-
-// Sets of a group that hold rows; the last 128 rows may be cut short.
-static __device__ __forceinline__ i64 sets_of(i64 n) {
-  return n / kAtomRows * kSetsPerAtom + min_of(ceil_div(n % kAtomRows, 4), kSetsPerAtom);
-}
-
-// Row within the group of a set's line (0..15).
-static __device__ __forceinline__ i64 set_row(i32 set, i32 line) {
-  return static_cast<i64>(set / kSetsPerAtom) * kAtomRows + set % kSetsPerAtom * 4 + line / 4 * 32 +
-         line % 4;
-}
-
-// A set's weights are decoded once whatever its tokens: worth about 4 MMA tiles of 8 tokens.
-static __device__ __forceinline__ GroupSizes group_sizes(const Params& p) {
-  return {p.offs, p.groups, p.rows, p.max_m, sets_of(p.n), 4, 8};
-}
 
 class Cursor {
  public:
-  __device__ Cursor(const Params& p, const BlockRun& run)
+  __device__ Cursor(const Params& p, const Run& run)
       : p_(p),
-        end_group_(static_cast<i32>(run.tiles.end.group)),
-        end_set_(static_cast<i32>(run.tiles.end.tile)),
-        group_(static_cast<i32>(run.tiles.begin.group)),
-        set_(static_cast<i32>(run.tiles.begin.tile)),
-        row_(run.first.row),
-        padded_rows_(run.first.padded_rows),
+        end_group_(run.end_group),
+        end_set_(run.end_set),
+        visit_sets_(run.visit_sets),
+        group_(run.group),
+        set_(run.set),
+        row_(run.row),
+        padded_rows_(run.padded_rows),
         k_end_(static_cast<i32>(p.k)) {
     start_group();
   }
@@ -60,15 +39,15 @@ class Cursor {
     token_ += Config::kTokens;
     if (token_ < tokens_) return;
     token_ = 0;
-    set_ += kVisitSets;
+    set_ += visit_sets_;
     if (set_ >= limit_ && group_ < end_group_) next_group();
   }
 
   __device__ i32 group() const { return group_; }
   // Set i of the visit, if it has one.
   __device__ i32 set(i32 i) const { return set_ + i; }
-  __device__ bool has_set(i32 i) const { return set_ + i < limit_; }
-  __device__ i32 sets() const { return limit_ - set_ < kVisitSets ? limit_ - set_ : kVisitSets; }
+  __device__ bool has_set(i32 i) const { return i < sets(); }
+  __device__ i32 sets() const { return min(limit_ - set_, visit_sets_); }
   __device__ i32 k() const { return k_; }
   __device__ i64 token_row() const { return row_ + token_; }  // of x and out
   __device__ i32 tokens() const {
@@ -96,7 +75,9 @@ class Cursor {
       const GroupRows rows = packed_group_rows(row_, entry, p_.rows);
       tokens_ = static_cast<i32>(rows.end - rows.begin);
     }
-    if (tokens_ > 0) limit_ = group_ == end_group_ ? end_set_ : static_cast<i32>(sets_of(p_.n));
+    if (tokens_ == 0) return;
+    limit_ = sets_of(p_.n);
+    if (group_ == end_group_) limit_ = min(limit_, end_set_);
   }
 
   __device__ void next_group() {
@@ -113,6 +94,7 @@ class Cursor {
   const Params& p_;
   i32 end_group_;
   i32 end_set_;
+  i32 visit_sets_;
   i32 group_;
   i32 set_;
   i32 limit_ = 0;    // of sets, in this group

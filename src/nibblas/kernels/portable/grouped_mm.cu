@@ -2,19 +2,19 @@
 //
 //   persistent CTAs, each a run of (group, sets of 16 weight rows) found from offs by itself
 //
-//   weights warps  global --cp.async or TMA--> ring of       --> multiplying warps, 1 or 2 sets
-//   each: token warps    global --> prepared -->      kStages stages   decode in registers,
-//   mma.sync
-//                    ^                                           m16n8k16, fp32 sums, epilogue
-//                    |   empty[slot]: an arrival of each of them      |
-//                    +----------------------------------------------+
-//                        full[slot]: kFullArrivals (ring.cuh) and TMA's bytes
+//   weights warps  global --cp.async or TMA--> ring of    --> multiplying warps, 1 or 2 sets each:
+//   token warps    global --> prepared ----->  kStages        decode in registers, mma.sync
+//                    ^                         stages         m16n8k16, fp32 sums, epilogue
+//                    |    empty[slot]: kEmptyArrivals (ring.cuh)     |
+//                    +-----------------------------------------------+
+//                         full[slot]: kFullArrivals and TMA's bytes
 //
 //   Every role walks the same path of stages with a cursor of its own, across sets, groups and
 //   blocks of tokens, so that the loading warps run up to kStages stages ahead.
 //
 // Accumulation: a row's sum over K is one chain of MMAs in an order that depends on K alone, so a
 // token's result does not depend on its group's size, on other groups, or on the grid.
+#include "../common/ptx/grid.cuh"
 #include "epilogue.cuh"
 #include "ring.cuh"
 #include "weights_aligned.cuh"
@@ -28,7 +28,7 @@ static_assert(sizeof(Ring) == Config::kSharedBytes, "the host's shared-memory ma
 static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches another block");
 
 #if NIBBLAS_CONFIG_TENSOR_COPIES
-static __device__ void load_weights(const Params& p, const BlockRun& run, Ring& ring) {
+static __device__ void load_weights(const Params& p, const Run& run, Ring& ring) {
   const TensorWeights weights(p, static_cast<i32>(threadIdx.x) / kWarpLanes - kFirstWeightWarp);
   RingPlace place(ring);
   for (Cursor at(p, run); !at.done(); at.advance(), place.advance()) {
@@ -43,7 +43,7 @@ using Weights = AlignedWeights;
 using Weights = AnyWeights;
 #endif
 
-static __device__ void load_weights(const Params& p, const BlockRun& run, Ring& ring) {
+static __device__ void load_weights(const Params& p, const Run& run, Ring& ring) {
   Weights weights(p);
   RingPlace place(ring);
   for (Cursor at(p, run); !at.done(); at.advance(), place.advance()) {
@@ -56,7 +56,7 @@ static __device__ void load_weights(const Params& p, const BlockRun& run, Ring& 
 }
 #endif
 
-static __device__ void load_tokens(const Params& p, const BlockRun& run, Ring& ring) {
+static __device__ void load_tokens(const Params& p, const Run& run, Ring& ring) {
   Tokens tokens(p, run, static_cast<i32>(threadIdx.x) / kWarpLanes - kFirstTokenWarp);
   RingPlace place(ring);
   const auto prepare = [&](const RawBatch& raw) {
@@ -127,7 +127,7 @@ static __device__ __forceinline__ void multiply_sets(const Params& p, const Curs
   }
 }
 
-static __device__ void multiply(const Params& p, const BlockRun& run, Ring& ring) {
+static __device__ void multiply(const Params& p, const Run& run, Ring& ring) {
   static_assert(Config::kSetsPerWarp <= 2, "one call for each count of sets");
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
   const Multiplier multiplier(p);
@@ -143,23 +143,20 @@ static __device__ void multiply(const Params& p, const BlockRun& run, Ring& ring
   }
 }
 
-static __device__ __forceinline__ BlockRun find_run(const Params& p, Ring& ring) {
-  using Scratch = BlockScratch<kAllWarps>;
-  static_assert(sizeof(Scratch) <= sizeof(ring.stages), "the stages lend their memory");
-  if (threadIdx.x == 0) init_ring(ring);
-  const BlockRun run = block_find_run(group_sizes(p), blockIdx.x, gridDim.x,
-                                      *reinterpret_cast<Scratch*>(ring.stages));
-  if constexpr (Config::kTensorCopies) {
-    ptx::fence_mbarrier_init();
-    ptx::fence_proxy_async();  // the scratch was written by ordinary stores
-  }
-  __syncthreads();
-  return run;
-}
-
 static __device__ __forceinline__ void run(const Params& p, Ring& ring) {
-  const BlockRun work = find_run(p, ring);
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
+  if constexpr (Config::kProgrammatic) ptx::griddepcontrol_launch_dependents();
+  if (threadIdx.x == kFirstWeightWarp * kWarpLanes) {
+    init_ring(ring);
+    if constexpr (Config::kTensorCopies) ptx::fence_mbarrier_init();
+  }
+#if NIBBLAS_CONFIG_TENSOR_COPIES
+  if (warp == kFirstTokenWarp) prefetch_maps(p);
+#endif
+  __syncthreads();
+  // For what launches before have written, and before anything is written over what they read.
+  if constexpr (Config::kProgrammatic) ptx::griddepcontrol_wait();
+  const Run work = find_run(p, static_cast<i32>(blockIdx.x), static_cast<i32>(gridDim.x));
   if (warp < kMultiplyWarps) {
     multiply(p, work, ring);
   } else if (warp < kFirstTokenWarp) {

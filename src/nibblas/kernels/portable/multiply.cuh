@@ -35,9 +35,10 @@ class Multiplier {
     const bool blocked = p.w_scales.layout == ScaleLayout::kBlocked;
     weights_at_ = warp * kSetRows * kRowChunks + line * kRowChunks + weight_place(line, t);
     scales_at_ = warp * kSetScaleBytes;
-    scales_at_ += blocked ? t / 2 * 64 + line % 4 * 16 + line / 4 * 4 + t % 2 * 2
+    scales_at_ += blocked ? t / 2 * 64 + line / 4 * 16 + line % 4 * 4 + t % 2 * 2
                           : line * kStageBlocks + t * 2;
     scales_half_ = blocked ? kBlockedHalf : kLinearHalf;
+    scales_step_ = blocked ? kBlockedStep : kLinearStep;
     for (i32 i = 0; i < 2; ++i) tokens_at_[i] = g * kStepChunks + token_place(g, 4 * t + i);
   }
 
@@ -100,17 +101,14 @@ class Multiplier {
   static constexpr i32 kSetScaleBytes = kSetRows * kStageBlocks;
 
   // Bytes from a scale to the one 8 lines later, and to the next step's.
-  static constexpr i32 kBlockedHalf = 8, kLinearHalf = 8 * kStageBlocks;
+  static constexpr i32 kBlockedHalf = 32, kLinearHalf = 8 * kStageBlocks;
   static constexpr i32 kBlockedStep = 128, kLinearStep = 8;
 
   // The lane's two scales of row g (+ 8).
   __device__ __forceinline__ ScalePairs weight_scales(const Stage& stage, i32 step, i32 set,
                                                       i32 half) const {
-    const i32 next_step = kBlockedHalf + kLinearHalf - scales_half_;
-    static_assert(kSteps == 1 || (kBlockedStep == kLinearHalf && kLinearStep == kBlockedHalf),
-                  "the layouts swap their steps: one register holds both");
     const u8* at = stage.weight_scales[set * Config::kWarps] + scales_at_ + half * scales_half_ +
-                   step * next_step;
+                   step * scales_step_;
     return Type::scale_pairs(*reinterpret_cast<const u16*>(at));
   }
 
@@ -118,6 +116,7 @@ class Multiplier {
   i32 weights_at_;
   i32 scales_at_;
   i32 scales_half_;
+  i32 scales_step_;
   i32 tokens_at_[2];
 };
 

@@ -17,13 +17,14 @@ constexpr i32 kFirstTokenWarp = kFirstWeightWarp + Config::kWeightWarps;
 constexpr i32 kAllWarps = kFirstTokenWarp + Config::kTokenWarps;
 
 // TMA's copies need one arrival of each warp, which says how many bytes to expect. Other copies
-// arrive by themselves, a lane at a time; unaligned rows are stored by the lanes as well.
+// arrive by themselves, a lane at a time; unaligned rows are stored by the lanes as well. Whatever
+// lanes store or read, each of them arrives for itself.
 constexpr u32 kWeightArrivals = Config::kTensorCopies ? Config::kWeightWarps
                                 : Config::kAligned    ? kWarpLanes
                                                       : 2 * kWarpLanes;
 static_assert(Config::kTensorCopies || Config::kWeightWarps == 1);
-constexpr u32 kFullArrivals = kWeightArrivals + Config::kTokenWarps;
-constexpr u32 kEmptyArrivals = kMultiplyWarps;
+constexpr u32 kFullArrivals = kWeightArrivals + kWarpLanes * Config::kTokenWarps;
+constexpr u32 kEmptyArrivals = kWarpLanes * kMultiplyWarps;
 
 struct Ring {
   Stage stages[Config::kStages];
@@ -45,9 +46,9 @@ class RingPlace {
   // The first round finds every slot empty: the phase before a barrier's first counts as complete.
   __device__ void wait_until_empty() const { wait(empty(), round_ ^ 1); }
 
-  // One arrival for the warp, which has written or read the stage.
-  __device__ void publish() const { arrive(full()); }
-  __device__ void release() const { arrive(empty()); }
+  // The lane's arrival, when it has written or read the stage.
+  __device__ void publish() const { ptx::mbarrier_arrive(full()); }
+  __device__ void release() const { ptx::mbarrier_arrive(empty()); }
 
   __device__ void advance() {
     if (++slot_ < Config::kStages) return;
@@ -59,11 +60,6 @@ class RingPlace {
   static __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
     while (!ptx::mbarrier_try_wait(barrier, parity)) {
     }
-  }
-
-  static __device__ __forceinline__ void arrive(u32 barrier) {
-    __syncwarp();
-    if (threadIdx.x % kWarpLanes == 0) ptx::mbarrier_arrive(barrier);
   }
 
   Ring& ring_;

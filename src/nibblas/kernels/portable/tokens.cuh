@@ -48,7 +48,7 @@ static_assert(Config::kTokens % kBatchTokens == 0, "batches fill a stage");
 // Walks the path of stages in batches of tokens.
 class Tokens {
  public:
-  __device__ Tokens(const Params& p, const BlockRun& run, i32 warp)
+  __device__ Tokens(const Params& p, const Run& run, i32 warp)
       : p_(p),
         at_(p, run),
         lane_(static_cast<i32>(threadIdx.x) % kWarpLanes),

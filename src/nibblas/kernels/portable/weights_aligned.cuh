@@ -16,7 +16,7 @@ class AlignedWeights {
       : p_(p),
         lane_(static_cast<i32>(threadIdx.x) % kWarpLanes),
         blocked_(p.w_scales.layout == ScaleLayout::kBlocked),
-        rows_step_(8 * kRowsAtOnce * p.w.row_bytes) {
+        rows_step_(kRowsAtOnce / 4 * p.w.row_bytes) {
     const i32 line = lane_ / kRowChunks;
     for (i32 i = 0; i < 2; ++i) {
       const i32 place = weight_place(line + i * kRowsAtOnce, lane_ % kRowChunks);
@@ -43,7 +43,7 @@ class AlignedWeights {
   static constexpr i32 kSetLanes = kSetRows;
   static constexpr i32 kSetsAtOnce = kWarpLanes / kSetLanes;
   static constexpr i32 kScaleLines = 4 * kStageBlocks / static_cast<i32>(kAtomKBlocks);
-  static_assert(kRowsAtOnce % 4 == 0, "copies of a set are whole quarters of 32 rows apart");
+  static_assert(kRowsAtOnce % 4 == 0, "copies of a set are whole rows of all quarters apart");
   static_assert(kScaleLines <= kSetLanes, "one copy per lane");
   static_assert(kStageBlocks == 8 || kStageBlocks == 16, "one copy per lane");
 
@@ -60,8 +60,8 @@ class AlignedWeights {
 #pragma unroll
     for (i32 i = 0; i < kVisitSets / kSetsAtOnce; ++i) {
       const i32 set = at.set(i * kSetsAtOnce + lane_ / kSetLanes);
-      scales_[i] = scales + (blocked_ ? blocked_offset(set_row(set, l % 4), l / 4 * kAtomKBlocks,
-                                                       p_.k / kScaleBlock)
+      scales_[i] = scales + (blocked_ ? blocked_offset(set_row(set, l % 4 * 4),
+                                                       l / 4 * kAtomKBlocks, p_.k / kScaleBlock)
                                       : min_of(set_row(set, l), p_.n - 1) * p_.w_scales.row_bytes);
     }
   }

@@ -63,7 +63,7 @@ class AnyWeights {
     to += lane_ * kChunkBytes;
     if (block >= k_blocks) return set_zero(to, kChunkBytes);
     const u8* from = p_.w_scales.bytes + at.group() * p_.w_scales.group_bytes +
-                     blocked_offset(set_row(set, lane_ % 4), block, k_blocks);
+                     blocked_offset(set_row(set, lane_ % 4 * 4), block, k_blocks);
     if (block + kAtomKBlocks > k_blocks) return copy_line_up_to(to, from, k_blocks - block);
     copy_pieces(to, from, static_cast<i32>(p_.w_scales.vector), kChunkBytes);
   }

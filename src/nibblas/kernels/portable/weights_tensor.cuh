@@ -10,20 +10,24 @@ namespace nibblas::portable {
 
 #if NIBBLAS_CONFIG_TENSOR_COPIES
 
+static __device__ __forceinline__ void prefetch_maps(const Params& p) {
+  ptx::prefetch_tensormap(p.w_map);
+  ptx::prefetch_tensormap(p.w_scales_map);
+}
+
 class TensorWeights {
  public:
   __device__ TensorWeights(const Params& p, i32 warp)
-      : p_(p), warp_(warp), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {
-    ptx::prefetch_tensormap(p.w_map);
-    ptx::prefetch_tensormap(p.w_scales_map);
-  }
+      : p_(p), warp_(warp), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {}
 
   // Also makes the one arrival at `full`.
   __device__ __forceinline__ void load(const Cursor& at, const Stage& stage, u32 full) const {
     static_assert(kRowChunks * kChunkBytes == 128, "a line is the span of the 128-byte swizzle");
     const bool leader = ptx::elect_sync();
-    const i32 first = uniform(at.sets()) * warp_ / Config::kWeightWarps;
-    const i32 end = uniform(at.sets()) * (warp_ + 1) / Config::kWeightWarps;
+    // N is a multiple of 32 and tiles are whole boxes, so every visit is.
+    const i32 boxes = uniform(at.sets()) / kBoxSets;
+    const i32 first = boxes * warp_ / Config::kWeightWarps * kBoxSets;
+    const i32 end = boxes * (warp_ + 1) / Config::kWeightWarps * kBoxSets;
     if (leader) ptx::mbarrier_arrive_expect_tx(full, (end - first) * (kCodesBytes + kScalesBytes));
     __syncwarp();
     if (blocked_) {
@@ -47,19 +51,23 @@ class TensorWeights {
     u32 codes = uniform(ptx::shared_address(stage.weights[first]));
     u32 scales = uniform(ptx::shared_address(stage.weight_scales[first]));
 #pragma unroll 1
-    for (i32 left = uniform(sets); left > 0; --left) {
-      ptx::cp_async_bulk_tensor_4d_if(leader, codes, p_.w_map, k / 2, 4 * in_atom, 4 * atom, group,
+    for (i32 left = uniform(sets); left > 0; left -= kBoxSets) {
+      ptx::cp_async_bulk_tensor_4d_if(leader, codes, p_.w_map, k / 2, 4 * atom, 4 * in_atom, group,
                                       barrier);
       if constexpr (kBlocked) {
-        ptx::cp_async_bulk_tensor_4d_if(leader, scales, p_.w_scales_map, 64 * in_atom, k / 64, atom,
-                                        group, barrier);
+#pragma unroll
+        for (i32 i = 0; i < kBoxSets; ++i) {
+          ptx::cp_async_bulk_tensor_4d_if(leader, scales + i * kScalesBytes, p_.w_scales_map,
+                                          64 * (in_atom + i), k / 64, atom, group, barrier);
+        }
       } else {
-        ptx::cp_async_bulk_tensor_4d_if(leader, scales, p_.w_scales_map, k / 16, 4 * in_atom,
-                                        4 * atom, group, barrier);
+        ptx::cp_async_bulk_tensor_4d_if(leader, scales, p_.w_scales_map, k / 16, 4 * atom,
+                                        4 * in_atom, group, barrier);
       }
-      codes += kCodesBytes;
-      scales += kScalesBytes;
-      if (++in_atom == kSetsPerAtom) {
+      codes += kBoxSets * kCodesBytes;
+      scales += kBoxSets * kScalesBytes;
+      in_atom += kBoxSets;
+      if (in_atom == kSetsPerAtom) {
         in_atom = 0;
         ++atom;
       }
