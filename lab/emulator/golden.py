@@ -4,7 +4,7 @@
 
 Writes a file per module of cases: an array of bytes per case under its name, and "about": the
 cases' digests, what those without an answer ended in, the device, driver and date. products.npz
-are outputs of the shipped portable kernel. A case that faults or hangs costs its process, and the
+are outputs of the shipped kernels. A case that faults or hangs costs its process, and the
 rest of its part goes on in another.
 Needs cuda.bindings and an NVIDIA driver. The vectors that tests/emulator/golden compares with were
 made by this script.

@@ -15,6 +15,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from nibblas.emulator import ORDERS  # noqa: E402
 from tests.emulator.faults import (  # noqa: E402
     planted,
+    planted_sm90,
     planted_sm100,
     planted_tcgen05,
     test_portable_faults,
@@ -41,6 +42,8 @@ def rows() -> Iterable[tuple[str, str, str, list[str]]]:
         small.setdefault(other.kernel, []).append(name)
     for kernel, names in small.items():
         yield f"`{kernel}.cu`", "a report or a wrong result", "one at least", names
+    names = [each.name for each in planted_sm90.FAULTS]
+    yield "sm_90", "a report or a wrong result", "one at least", names
     names = [each.name for each in test_portable_faults.FAULTS]
     yield "portable", "a report or a wrong result", "one at least", names
 

@@ -1,8 +1,9 @@
 """Times configurations of the Hopper kernel against each other, in CUDA graphs, weights rotating.
 
-    python lab/sm90/variants.py OUT.jsonl [--cases S1,D1] [--kinds fp16] ['cluster=1' ...]
+    python lab/sm90/variants.py OUT.jsonl [--cases S1,D1] [--kinds fp16] ['few' 'many,stages=2' ...]
 
-Every configuration is checked against the float64 reference before it is timed.
+A configuration is "few", "some", "one_wave" or "many", or none of them for the planner's choice,
+and fields that differ. Every one is checked against the float64 reference before it is timed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,7 +21,8 @@ import torch
 import nibblas
 import nibblas.backends.sm90 as backend
 from nibblas.formats.reference import error_bound, grouped_mm_reference, within_bound
-from nibblas.plan.sm90 import Sm90Config
+from nibblas.plan.problem import Problem
+from nibblas.plan.sm90 import Sm90Config, choose_config
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from lab.portable.first_speed import CASES as FEW_TOKENS
@@ -33,6 +36,14 @@ CASES = {
     **FEW_TOKENS,
     "P1": ([1024] * 8, 4096, 7168),
     "P2": ([256] * 128, 1536, 2048),
+}
+
+
+SHAPES = {
+    "few": Sm90Config.few,
+    "some": Sm90Config.some,
+    "one_wave": Sm90Config.one_wave,
+    "many": Sm90Config,
 }
 
 
@@ -62,6 +73,18 @@ def right(out: torch.Tensor, x: object, w: nibblas.NVFP4Array, sizes: list[int])
     return bool(within_bound(out[rows], exact, error_bound(exact, out.dtype)).all())
 
 
+def chooser(text: str) -> Callable[[Problem], Sm90Config]:
+    """Of a configuration as the command line has it."""
+    which, _, changes = text.partition(",")
+    fields = eval(f"dict({changes})")
+
+    def choose(problem: Problem) -> Sm90Config:
+        config = SHAPES[which](problem.activations) if which else choose_config(problem)
+        return dataclasses.replace(config, **fields)
+
+    return choose
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
@@ -79,10 +102,7 @@ def main() -> None:
             sets = [operands(sizes, n, k, kind) for _ in range(copies)]
             outs = [torch.empty(sum(sizes), n, dtype=torch.half) for _ in sets]
             for config in asked.configs:
-                chosen = eval(f"dict({config})")
-                fields = {field.name for field in dataclasses.fields(Sm90Config)}
-                assert set(chosen) <= fields, f"{config}: want some of {sorted(fields)}"
-                backend.Sm90Config = functools.partial(Sm90Config, **chosen)
+                backend.choose_config = chooser(config)
                 nibblas.ops.forget_plans()
                 run = functools.partial(nibblas.grouped_mm, offs=offs, backend="sm90")
                 line = {"case": name, "kind": kind, "config": config}

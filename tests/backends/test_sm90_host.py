@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from nibblas.plan import sm90, sm90_prepare
 from nibblas.plan.problem import Activations, GroupShape, Problem, even_rows, uniform_shapes
 from nibblas.plan.select import Plan
 from nibblas.plan.sm90 import PARAMS_HEADER_BYTES, Sm90Config
-from nibblas.plan.sm90_prepare import Sm90PrepareConfig, prepared_k
+from nibblas.plan.sm90_prepare import Sm90PrepareConfig
 from nibblas.runtime.driver import ImageKind, LaunchSpec, use_driver
 from nibblas.runtime.recording import RecordingDriver
 from nibblas.runtime.tensormap import TensorMaps, TensorMapSpec
@@ -30,6 +31,8 @@ from tests.backends.sm100_records import Product, at, off_alignment, values
 PREPARE, MULTIPLY = "nibblas_sm90_prepare_tokens", "nibblas_sm90_grouped_mm"
 PORTABLE = "nibblas_portable_grouped_mm"
 SMS = 132
+
+Shape = Callable[[Activations], Sm90Config]
 
 
 class PtxRecorder(RecordingDriver):
@@ -101,28 +104,46 @@ def maps_in(parameters: bytes) -> list[int]:
 # Launches
 
 
-@pytest.mark.parametrize("nvfp4", [False, True])
-def test_a_packed_product_is_two_launches(h200: RecordingDriver, nvfp4: bool) -> None:
-    product = operands(groups=4, rows=300, nvfp4=nvfp4)
+def kernels_of(launches: Sequence[LaunchSpec]) -> list[str]:
+    return [launch.kernel for launch in launches]
+
+
+def test_16_bit_tokens_are_read_in_place_by_one_launch(h200: RecordingDriver) -> None:
+    product = operands(groups=4, rows=300)
+    h200.queue = 0x77
+    (multiply,) = launched(h200, product)
+    check_multiply(multiply, plan_of(product).config.config)
+    found = values(Product.from_buffer_copy(multiply.parameters))
+    assert (found["x"]["bytes"], found["x"]["row_bytes"]) == (at(product.x), 2 * 512)
+
+
+def test_nvfp4_tokens_are_prepared_by_a_launch_before(h200: RecordingDriver) -> None:
+    product = operands(groups=4, rows=300, nvfp4=True)
     h200.queue = 0x77
     prepare, multiply = launched(h200, product)
     choice = plan_of(product).config
-    for launch, kernel, config in (
-        (prepare, PREPARE, choice.prepare),
-        (multiply, MULTIPLY, choice.config),
-    ):
-        assert (launch.kernel, launch.queue, launch.device) == (kernel, 0x77, 0)
-        assert launch.block == (config.threads, 1, 1)
-        assert launch.shared_bytes == config.shared_bytes <= 227 * 1024
-        assert len(launch.parameters) == config.params_bytes
-    assert multiply.cluster == (choice.config.cluster, 1, 1)
-    assert (prepare.programmatic, multiply.programmatic) == (False, True)
-    # Two tiles and four of groups' rests; three atoms of two units.
-    most = (2 + 4) * 6
-    clusters = min(most, SMS // choice.config.cluster)
-    assert multiply.grid == (clusters * choice.config.cluster, 1, 1)
-    # 16 words of a row are less than a warp's.
-    assert prepare.grid == (-(-300 * 32 // choice.prepare.threads), 1, 1)
+    check_multiply(multiply, choice.config)
+    config = choice.prepare
+    assert (prepare.kernel, prepare.queue, prepare.device) == (PREPARE, 0x77, 0)
+    assert (prepare.block, prepare.shared_bytes) == ((config.threads, 1, 1), 0)
+    assert len(prepare.parameters) == config.params_bytes
+    assert not prepare.programmatic
+    # A warp takes 256 values of a row.
+    assert prepare.grid == (-(-300 * 2 * 32 // config.threads), 1, 1)
+
+
+def check_multiply(launch: LaunchSpec, config: Sm90Config) -> None:
+    """Of 300 rows in 4 groups, N = 384, on queue 0x77."""
+    assert (launch.kernel, launch.queue, launch.device) == (MULTIPLY, 0x77, 0)
+    assert launch.block == (config.threads, 1, 1)
+    assert launch.shared_bytes == config.shared_bytes <= 227 * 1024
+    assert len(launch.parameters) == config.params_bytes
+    assert launch.cluster == (config.cluster, 1, 1)
+    assert launch.programmatic
+    # Tiles of the least width and the rests of four groups; three atoms of two units.
+    most = (300 // config.widths[0] + 4) * 6
+    clusters = min(most, SMS // config.cluster)
+    assert launch.grid == (clusters * config.cluster, 1, 1)
 
 
 def test_the_grid_is_whole_clusters_and_no_more_than_are_resident(h200: RecordingDriver) -> None:
@@ -131,18 +152,26 @@ def test_the_grid_is_whole_clusters_and_no_more_than_are_resident(h200: Recordin
     assert launched(h200, product)[-1].grid == (SMS // cluster * cluster, 1, 1)
 
 
-def test_a_masked_product_is_two_launches(h200: RecordingDriver) -> None:
-    _, multiply = launched(h200, operands(groups=3, max_m=130))
+def test_a_grid_has_no_more_clusters_than_steps(h200: RecordingDriver) -> None:
+    """A row each in two groups, one atom: two tiles of two units."""
+    (multiply,) = launched(h200, operands(groups=2, rows=2, n=32, bare=True))
+    assert multiply.grid == (4, 1, 1)
+
+
+@pytest.mark.parametrize("nvfp4", [False, True])
+def test_a_masked_product(h200: RecordingDriver, nvfp4: bool) -> None:
+    *_, multiply = launches = launched(h200, operands(groups=3, max_m=130, nvfp4=nvfp4))
+    assert kernels_of(launches) == ([PREPARE, MULTIPLY] if nvfp4 else [MULTIPLY])
     record = Product.from_buffer_copy(multiply.parameters)
     assert (record.max_m, record.groups, record.rows) == (130, 3, 390)
 
 
-def test_a_list_is_two_launches_each_but_for_empty_ones(h200: RecordingDriver) -> None:
+def test_a_list_is_a_launch_each_but_for_empty_ones(h200: RecordingDriver) -> None:
     products = [operands(groups=1, rows=m, n=64, one_group=True, bare=True) for m in (3, 0, 40)]
     launches = launched(h200, *products, form="list")
-    assert [launch.kernel for launch in launches] == [PREPARE, MULTIPLY] * 2
+    assert kernels_of(launches) == [MULTIPLY] * 2
     rows = [Product.from_buffer_copy(launch.parameters).rows for launch in launches]
-    assert rows == [3, 3, 40, 40]
+    assert rows == [3, 40]
     assert plan_of(*products, form="list").estimate.seconds > plan_of(products[0]).estimate.seconds
 
 
@@ -155,14 +184,19 @@ def test_no_rows_launch_nothing(h200: RecordingDriver) -> None:
 # Parameters
 
 
+each_shape = pytest.mark.parametrize(
+    "shape", [Sm90Config.few, Sm90Config.some, Sm90Config.one_wave, Sm90Config]
+)
+
+
+@each_shape
 @pytest.mark.parametrize("layout", ["blocked", "linear"])
-def test_parameters_are_of_the_tensors_where_they_lie(layout: str) -> None:
-    product = operands(w_layout=layout)
-    product = replace(product, x=torch.zeros(300, prepared_k(512), dtype=torch.float16))
-    recorder, config = RecordingDriver(), Sm90Config("fp16")
-    parameters = params_of(product, config, TensorMaps(recorder))
+def test_parameters_are_of_the_tensors_where_they_lie(layout: str, shape: Shape) -> None:
+    product, config = operands(w_layout=layout), shape("fp16")
+    parameters = params_of(product, config, TensorMaps(RecordingDriver()))
     assert len(parameters) == config.params_bytes
-    assert maps_in(parameters) == [at(product.x)] * 4 + [at(product.w), at(product.w_scales)]
+    tokens = [at(product.x)] * len(config.widths)
+    assert maps_in(parameters) == [*tokens, at(product.w), at(product.w_scales)]
     record = Product.from_buffer_copy(parameters)
     assert ctypes.sizeof(Product) <= PARAMS_HEADER_BYTES
     found = values(record)
@@ -175,19 +209,36 @@ def test_parameters_are_of_the_tensors_where_they_lie(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["blocked", "linear"])
 @pytest.mark.parametrize("n", [32, 384])
-def test_tensor_maps_end_where_the_tensors_do(layout: str, n: int) -> None:
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_tensor_maps_end_where_the_tensors_do(layout: str, n: int, cluster: int) -> None:
     product = operands(w_layout=layout, n=n, bare=True)
-    recorder = RecordingDriver()
-    params_of(product, Sm90Config("fp16"), TensorMaps(recorder))
-    *tokens, codes, scales = made = [
-        event.arguments["spec"] for event in recorder.events if event.call == "encode_tensor_map"
-    ]
-    assert [spec.box for spec in tokens] == [(64, rows, 1) for rows in (128, 64, 32, 16)]
-    assert {spec.dims for spec in tokens} == {(512, 300, 1)}
-    assert codes.box == (64, 16, 4, 1) and codes.swizzle == "64b"
+    config = replace(Sm90Config("fp16"), cluster=cluster)
+    *tokens, codes, scales = made = maps_made(product, config)
+    assert [spec.box for spec in tokens] == [(64, rows, 2 // cluster) for rows in config.widths]
+    assert {(spec.dims, spec.stride_bytes) for spec in tokens} == {((64, 300, 8), (1024, 128))}
+    assert {spec.swizzle for spec in tokens} == {"128b"}
+    assert codes.box == (64, 16, 4, 1) and codes.swizzle == scales.swizzle == "none"
     assert scales.box == ((256, 2, 1, 1) if layout == "blocked" else (16, 16, 4, 1))
-    for spec, tensor in zip(made, [product.x] * 4 + [product.w, product.w_scales], strict=True):
+    operands_of = [product.x] * len(tokens) + [product.w, product.w_scales]
+    for spec, tensor in zip(made, operands_of, strict=True):
         assert last_byte(spec) == tensor.numel() * tensor.element_size()
+
+
+@each_shape
+def test_a_box_of_tokens_is_what_a_cta_expects(shape: Shape) -> None:
+    """CTAs of a cluster bring a whole tile, of which a stage's memory has the widest."""
+    config = shape("fp16")
+    *tokens, _, _ = maps_made(operands(), config)
+    sizes = [2 * math.prod(spec.box) * config.cluster for spec in tokens]
+    assert sizes == [width * sm90.STAGE_K * 2 for width in config.widths]
+    assert max(sizes) <= config.stage_bytes
+    assert max(side for spec in tokens for side in spec.box) <= 256
+
+
+def maps_made(product: Operands, config: Sm90Config) -> list[TensorMapSpec]:
+    recorder = RecordingDriver()
+    params_of(product, config, TensorMaps(recorder))
+    return [e.arguments["spec"] for e in recorder.events if e.call == "encode_tensor_map"]
 
 
 def last_byte(spec: TensorMapSpec) -> int:
@@ -200,14 +251,28 @@ def last_byte(spec: TensorMapSpec) -> int:
 def test_a_slice_of_larger_weights_is_mapped_where_it_lies() -> None:
     large = torch.zeros(9, 384, 512, dtype=torch.uint8)
     product = replace(operands(bare=True), w=large[2:6, :, 256:])
-    recorder = RecordingDriver()
-    parameters = params_of(product, Sm90Config("fp16"), TensorMaps(recorder))
-    assert maps_in(parameters)[4] == at(large) + 2 * 384 * 512 + 256
-    spec = recorder.events[4].arguments["spec"]
+    parameters = params_of(product, Sm90Config("fp16"), TensorMaps(RecordingDriver()))
+    assert maps_in(parameters)[-2] == at(large) + 2 * 384 * 512 + 256
+    spec = maps_made(product, Sm90Config("fp16"))[-2]
     assert spec.stride_bytes == (512, 32 * 512, 384 * 512)
 
 
+def test_a_slice_of_larger_tokens_is_mapped_where_it_lies(h200: RecordingDriver) -> None:
+    large = torch.zeros(400, 1024, dtype=torch.float16)
+    product = replace(operands(), x=large[50:350, 8:520])
+    (multiply,) = launched(h200, product)
+    assert maps_in(multiply.parameters)[0] == at(large) + 50 * 2048 + 16
+    spec = maps_made(product, Sm90Config("fp16"))[0]
+    assert (spec.dims, spec.stride_bytes) == ((64, 300, 8), (2048, 128))
+
+
 # Tokens
+
+
+def unaligned(product: Operands) -> Operands:
+    """Tokens that TMA cannot copy."""
+    wide = torch.zeros(product.m, product.x.shape[1] + 1, dtype=product.x.dtype)
+    return replace(product, x=wide[:, 1:])
 
 
 @pytest.mark.parametrize("nvfp4", [False, True])
@@ -216,16 +281,17 @@ def test_what_the_first_launch_makes_is_what_the_second_reads(
     h200: RecordingDriver, nvfp4: bool, k: int
 ) -> None:
     product = operands(nvfp4=nvfp4, k=k)
+    product = product if nvfp4 else unaligned(product)
     prepare, multiply = launched(h200, product)
     (prepared,) = struct.unpack_from("=q", prepare.parameters, Sm90PrepareConfig.prepared_word * 8)
-    assert maps_in(multiply.parameters)[:4] == [prepared] * 4
+    assert set(maps_in(multiply.parameters)[:-2]) == {prepared}
     given = values(Product.from_buffer_copy(prepare.parameters))
     assert given["x"]["bytes"] == at(product.x)
     assert given["offs"] == at(product.offs)
     if nvfp4:
         assert given["x_scales"]["bytes"] == at(product.x_scales)
     main = values(Product.from_buffer_copy(multiply.parameters))
-    assert (main["x"]["bytes"], main["x"]["row_bytes"]) == (prepared, 2 * prepared_k(k))
+    assert (main["x"]["bytes"], main["x"]["row_bytes"]) == (prepared, 2 * k)
     assert main["k"] == k
     assert main["x_scales"]["bytes"] == 0
     assert main["x_global"] == at(product.x_global), "the factor of the tokens stays"
@@ -238,7 +304,7 @@ def test_prepared_tokens_are_new_in_every_call(h200: RecordingDriver) -> None:
         made.append(torch.empty(rows, k, dtype=dtype, device=device))
         return made[-1]
 
-    product, backend = operands(k=576), Sm90Backend(new_tokens)
+    product, backend = operands(k=576, nvfp4=True), Sm90Backend(new_tokens)
     plan = backend.plan(problem_of([product]))
     backend.run([product], plan)
     run_at = backend.prepare(product, plan)
@@ -248,32 +314,48 @@ def test_prepared_tokens_are_new_in_every_call(h200: RecordingDriver) -> None:
     assert run_at(addresses) and run_at(addresses)
     given = [spec.parameters[-8:] for spec in h200.launches if spec.kernel == PREPARE]
     assert given == [at(tokens).to_bytes(8, "little") for tokens in made[-2:]]
-    assert {(t.dtype, tuple(t.shape)) for t in made} == {(torch.float16, (300, 640))}
-    assert f"{300 * 640 * 2:,} bytes" in " ".join(plan.notes)
+    assert {(t.dtype, tuple(t.shape)) for t in made} == {(torch.float16, (300, 576))}
+    assert f"{300 * 576 * 2:,} bytes" in " ".join(plan.notes)
 
 
-@pytest.mark.parametrize("nvfp4", [False, True])
 @pytest.mark.parametrize("rows", [1, 300])
+@pytest.mark.parametrize("nvfp4", [False, True])
 def test_tokens_may_lie_anywhere(h200: RecordingDriver, nvfp4: bool, rows: int) -> None:
     product = operands(groups=1, rows=rows, one_group=True, nvfp4=nvfp4)
-    wide = torch.zeros(rows, product.x.shape[1] + 1, dtype=product.x.dtype)
-    shifted = replace(product, x=wide[:, 1:])
-    assert [launch.kernel for launch in launched(h200, shifted)] == [PREPARE, MULTIPLY]
+    assert kernels_of(launched(h200, unaligned(product))) == [PREPARE, MULTIPLY]
+
+
+@pytest.mark.parametrize(("columns", "in_place"), [(512, True), (520, True), (516, False)])
+def test_rows_of_tokens_that_begin_at_multiples_of_16_bytes_are_read_in_place(
+    h200: RecordingDriver, columns: int, in_place: bool
+) -> None:
+    x = torch.zeros(300, columns, dtype=torch.bfloat16)[:, :512]
+    kernels = kernels_of(launched(h200, replace(operands(), x=x)))
+    assert kernels == ([MULTIPLY] if in_place else [PREPARE, MULTIPLY])
+
+
+def test_rows_that_are_one_and_the_same_are_prepared(h200: RecordingDriver) -> None:
+    """A stride of 0 is none for TMA."""
+    product = operands()
+    kernels = kernels_of(launched(h200, replace(product, x=product.x[:1].expand_as(product.x))))
+    assert kernels == [PREPARE, MULTIPLY]
 
 
 # Prepared calls
 
 
-@pytest.mark.parametrize("nvfp4", [False, True])
+@pytest.mark.parametrize("tokens", ["in place", "unaligned", "nvfp4"])
 @pytest.mark.parametrize("layout", ["blocked", "linear"])
 def test_a_prepared_product_launches_as_a_new_one_would(
-    h200: RecordingDriver, nvfp4: bool, layout: str
+    h200: RecordingDriver, tokens: str, layout: str
 ) -> None:
     """One memory for prepared tokens stands in for an allocator's."""
     memory = torch.zeros(300, 512, dtype=torch.float16)
     backend = Sm90Backend(lambda *_: memory)
-    keywords: Any = {"nvfp4": nvfp4, "w_layout": layout, "x_layout": layout}
+    keywords: Any = {"nvfp4": tokens == "nvfp4", "w_layout": layout, "x_layout": layout}
     first, *others = [operands(**keywords) for _ in range(3)]
+    if tokens == "unaligned":
+        first, *others = map(unaligned, (first, *others))
     plan = backend.plan(problem_of([first]))
     run_at = backend.prepare(first, plan)
     assert run_at is not None
@@ -281,7 +363,8 @@ def test_a_prepared_product_launches_as_a_new_one_would(
     for product in others:
         assert run_at([tensor.data_ptr() for tensor in product.tensors.values()])
     prepared = list(h200.launches)
-    assert len(prepared) == len(h200.events) == 4, "no map is encoded"
+    assert len(prepared) == len(h200.events), "no map is encoded"
+    assert kernels_of(prepared) == ([MULTIPLY] if tokens == "in place" else [PREPARE, MULTIPLY]) * 2
     h200.clear()
     backend.run(others, plan)
     assert prepared == h200.launches
@@ -322,8 +405,8 @@ def test_groups_that_are_one_matrix_go_to_the_portable_kernel(h200: RecordingDri
 def test_blocked_scales_of_a_narrow_k_are_mapped(h200: RecordingDriver, layout: str) -> None:
     """A row of K = 64 has 4 scales, which is no stride for TMA; an atom has 512."""
     product = operands(k=64, w_layout=layout, bare=True)
-    kernels = [launch.kernel for launch in launched(h200, product)]
-    assert kernels == ([PREPARE, MULTIPLY] if layout == "blocked" else [PORTABLE])
+    kernels = kernels_of(launched(h200, product))
+    assert kernels == ([MULTIPLY] if layout == "blocked" else [PORTABLE])
 
 
 # Choice
@@ -351,14 +434,38 @@ def test_too_many_rows_are_refused(h200: RecordingDriver) -> None:
     assert "rows of all groups in 32 bits" in Sm90Backend().why_not(problem)[0]
 
 
-def test_groups_of_many_tokens_are_taken_by_pairs(h200: RecordingDriver) -> None:
-    clusters = [plan_of(operands(groups=2, rows=rows)).config.config.cluster for rows in (8, 4096)]
-    assert clusters == [1, 2]
+def test_the_average_group_chooses_the_configuration(h200: RecordingDriver) -> None:
+    """And the number of steps: those that all multiprocessors take at once are smaller."""
+    groups, n = 2, 12800
+    for tokens, shape in (
+        (sm90.FEW_TOKENS, Sm90Config.few),
+        (sm90.FEW_TOKENS + 1, Sm90Config.some),
+        (sm90.SOME_TOKENS, Sm90Config.some),
+        (sm90.SOME_TOKENS + 1, Sm90Config),
+    ):
+        product = operands(groups=groups, rows=groups * tokens, n=n, k=64, bare=True)
+        assert plan_of(product).config.config == shape("fp16")
+    small = operands(groups=groups, rows=groups * (sm90.FEW_TOKENS + 1), bare=True)
+    assert plan_of(small).config.config == Sm90Config.one_wave("fp16")
+
+
+@each_shape
+@pytest.mark.parametrize("kind", ["fp16", "bf16", "nvfp4"])
+def test_cuts_are_ways_that_a_kernel_can_take(kind: Activations, shape: Shape) -> None:
+    """A lane of a warp looks at one of eight; a tile fits into the widest loop."""
+    config = shape(kind)
+    assert len(config.cuts) == len(set(config.cuts)) <= 8
+    assert max(config.cuts)[0] <= config.max_tokens
+    assert {units for _, units in config.cuts} == {1, config.multiply_groups}
+    assert list(config.widths) == sorted(set(config.widths))
+    assert all(width % 8 == 0 for width in config.widths) and config.max_tokens <= 256
+    assert config.shared_bytes <= 227 * 1024
 
 
 def test_configurations_are_those_that_are_prebuilt(h200: RecordingDriver) -> None:
-    for rows in (1, 30, 5000):
+    for rows, n in ((1, 384), (200, 384), (200, 12800), (5000, 12800)):
         for nvfp4 in (False, True):
-            choice = plan_of(operands(rows=rows, nvfp4=nvfp4)).config
+            choice = plan_of(operands(rows=rows, n=n, k=64, nvfp4=nvfp4, bare=True)).config
             assert choice.config in sm90.all_configs()
             assert choice.prepare in sm90_prepare.all_configs()
+    assert len(set(sm90.all_configs())) == len(sm90.all_configs())

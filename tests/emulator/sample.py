@@ -21,10 +21,11 @@ ONE_OF = {
     "backend/test_sm100_given.py": 3,
     "backend/test_sm100_items.py": 6,
     "backend/test_sm100_swapped.py": 10,
-    "backend/test_sm90.py": 4,
+    "backend/test_sm90.py": 5,
+    "backend/test_sm90_walk.py": 11,
     "faults/test_faults.py": 3,
     "faults/test_sm100_faults.py": 5,
-    "faults/test_sm90_faults.py": 4,
+    "faults/test_sm90_faults.py": 5,
 }
 
 

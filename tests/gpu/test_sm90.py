@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import nibblas
+from nibblas.backends import sm90
 from nibblas.check.problems import ProblemSpec, draw
 from nibblas.check.targets import Target
 from nibblas.check.verdict import judge, truth_of
 from nibblas.formats.reference import error_bound, grouped_mm_reference, within_bound
+from nibblas.plan.sm90 import Sm90Config
 from tests.api.problems import offs_of, random_array, random_tokens
 
 HAS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -25,6 +28,12 @@ pytestmark = pytest.mark.skipif(not HAS_HOPPER, reason="needs a GPU of compute c
 
 RANDOM_PROBLEMS = int(os.environ.get("NIBBLAS_RANDOM_PROBLEMS", "100"))
 KINDS = [torch.float16, torch.bfloat16, "nvfp4"]
+SHAPES = {
+    "few": Sm90Config.few,
+    "some": Sm90Config.some,
+    "one wave": Sm90Config.one_wave,
+    "many": Sm90Config,
+}
 
 
 @pytest.fixture
@@ -66,22 +75,67 @@ def test_many_groups_of_all_sizes(kind, layout, n, k):
     assert bool(out[ends[-1] :].isnan().all()), "rows of no group"
 
 
+def rows_of(x, m):
+    if isinstance(x, torch.Tensor):
+        return x[:m]
+    return nibblas.NVFP4Array(x.codes[:m], x.scales[:m], global_scale=x.global_scale)
+
+
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [192, 1024])
-def test_a_row_has_the_same_bits_in_groups_of_any_size_and_on_the_portable_kernel(kind, k):
-    w, x = random_array((1, 416, k), 3, layout="blocked"), tokens_of(kind, 257, k, 4)
+def test_a_row_has_the_same_bits_in_groups_of_any_size(kind, k):
+    w, x = random_array((1, 416, k), 3, layout="blocked"), tokens_of(kind, 1000, k, 4)
+    all_rows = run(x, w, offs_of([1000]), out_dtype=torch.float32)
+    for m in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 600):
+        y = run(rows_of(x, m), w, offs_of([m]), out_dtype=torch.float32)
+        assert torch.equal(y, all_rows[:m]), f"M = {m}"
 
-    def first(m):
-        if kind != "nvfp4":
-            return x[:m]
-        return nibblas.NVFP4Array(x.codes[:m], x.scales[:m], global_scale=x.global_scale)
 
-    all_rows = run(x, w, offs_of([257]), out_dtype=torch.float32)
-    for m in (1, 8, 16, 17, 32, 33, 64, 128, 129, 257):
-        for backend in ("sm90", "portable"):
-            y = run(first(m), w, offs_of([m]), backend=backend, out_dtype=torch.float32)
-            assert torch.equal(y, all_rows[:m]), f"M = {m}, {backend}"
+@pytest.fixture(params=SHAPES)
+def shape(request, monkeypatch):
+    """The configuration, whatever the planner chooses."""
+    nibblas.ops.forget_plans()
+    make = SHAPES[request.param]
+    monkeypatch.setattr(sm90, "choose_config", lambda problem: make(problem.activations))
+    yield request.param
+    nibblas.ops.forget_plans()
+
+
+BITS: dict[Any, Any] = {}
+"""By kind of tokens: the outputs of the first configuration."""
+
+
+@pytest.mark.usefixtures("on_gpu", "shape")
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_configurations_give_the_same_bits(kind):
+    """Tiles cut in several, rounds to and fro, more groups than a warp has lanes."""
+    sizes = [0, 1, 8, 9, 64, 65, 128, 129, 0, 256, 257, 700, *[3] * 40]
+    ends = torch.tensor(sizes, device="cpu").cumsum(0).tolist()
+    w = random_array((len(sizes), 1120, 576), 21, layout="blocked")
+    x = tokens_of(kind, ends[-1], 576, 22, ends=ends)
+    y = run(x, w, offs_of(ends), out_dtype=torch.float32)
+    check(y, x, w, ends)
+    assert torch.equal(y, BITS.setdefault(kind, y))
+
+
+@pytest.mark.usefixtures("on_gpu", "shape")
+def test_1024_groups():
+    sizes = [int(m) for m in torch.randint(0, 4, (1024,), device="cpu")]
+    ends = torch.tensor(sizes, device="cpu").cumsum(0).tolist()
+    w = random_array((1024, 96, 64), 23, layout="blocked")
+    x = tokens_of(torch.float16, ends[-1], 64, 24)
+    check(run(x, w, offs_of(ends)), x, w, ends)
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_tokens_that_tma_cannot_copy_have_the_same_bits(kind):
+    w, x = random_array((2, 416, 576), 25, layout="blocked"), tokens_of(kind, 90, 576, 26)
+    wide = torch.full((90, 581), float("nan"), dtype=kind)
+    wide[:, 3:579] = x
+    offs = offs_of([17, 90])
+    assert torch.equal(run(wide[:, 3:579], w, offs), run(x, w, offs))
 
 
 @pytest.mark.usefixtures("on_gpu")

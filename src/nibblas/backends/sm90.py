@@ -1,9 +1,8 @@
 """The Hopper backend: kernels/sm90, wgmma with weights decoded in registers.
 
-Two launches per product: tokens are put into the order in which weights are decoded, NVFP4 ones
-decoded on the way; then all is multiplied. The host knows sizes and addresses, never the contents
-of offs. Weights and scales are read where the checkpoint's tensors lie; weights that TMA cannot
-copy go to the portable kernel, which gives the same bits.
+The host knows sizes and addresses, never the contents of offs. Weights, scales and tokens are read
+where they lie. Tokens that are NVFP4, or that TMA cannot copy, are made ready by a launch before;
+weights that TMA cannot copy go to the portable kernel.
 """
 
 from __future__ import annotations
@@ -21,17 +20,19 @@ from nibblas.backends.portable import PortableBackend
 from nibblas.backends.prepared_launch import prepared_launch
 from nibblas.backends.sm90_params import (
     address_words,
+    can_map_tokens,
     can_map_weights,
     params_of,
     prepare_params_of,
     prepare_words,
 )
 from nibblas.plan.arch import GpuArch, gpu_of
-from nibblas.plan.cost import Estimate, gpu_time, one_after_another
+from nibblas.plan.cost import Estimate, one_after_another
 from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.plan.sm90 import K_MULTIPLE, MAX_GROUPS, N_MULTIPLE, TARGETS, Sm90Config, choose_config
-from nibblas.plan.sm90_prepare import Sm90PrepareConfig, prepared_k
+from nibblas.plan.sm90_prepare import Sm90PrepareConfig
+from nibblas.plan.sm90_time import sm90_time
 from nibblas.runtime.driver import current_driver
 from nibblas.runtime.kernel import compute_capability, load_kernel
 
@@ -91,7 +92,7 @@ class Sm90Backend:
         prepare = Sm90PrepareConfig.of(problem.activations)
         choice = Sm90Choice(config, prepare, self._portable.plan(problem))
         estimate = _estimate(problem, arch, config)
-        return Plan(self.name, choice, estimate, _notes(problem), bits=PortableBackend.name)
+        return Plan(self.name, choice, estimate, _notes(problem))
 
     def run(self, operands: Sequence[Operands], plan: Plan) -> None:
         """See ``Backend.run``."""
@@ -105,7 +106,7 @@ class Sm90Backend:
             if not can_map_weights(product):
                 self._portable.run([product], choice.otherwise)
                 continue
-            config, ready = choice.config, self._with_prepared_tokens(product, choice, queue)
+            config, ready = choice.config, self._with_ready_tokens(product, choice, queue)
             load_kernel(device, config).launch(
                 _ctas(ready, config, device),
                 config.threads,
@@ -115,8 +116,10 @@ class Sm90Backend:
                 programmatic=True,
             )
 
-    def _with_prepared_tokens(self, product: Operands, choice: Sm90Choice, queue: int) -> Operands:
-        """The product with tokens that a launch, which this has put on the queue, makes ready."""
+    def _with_ready_tokens(self, product: Operands, choice: Sm90Choice, queue: int) -> Operands:
+        """The product; with tokens that a launch, which this has put on the queue, makes ready."""
+        if can_map_tokens(product):
+            return product
         prepared, config = self._new_prepared(product), choice.prepare
         load_kernel(product.x.device.index or 0, config).launch(
             config.ctas(product.m, product.k),
@@ -128,7 +131,7 @@ class Sm90Backend:
 
     def _new_prepared(self, product: Operands) -> Tensor:
         dtype = torch.float16 if product.x_scales is not None else product.x.dtype
-        return self._new_tokens(product.m, prepared_k(product.k), dtype, product.x.device)
+        return self._new_tokens(product.m, product.k, dtype, product.x.device)
 
     def prepare(self, product: Operands, plan: Plan) -> RunAt | None:
         choice: Sm90Choice = plan.config
@@ -136,6 +139,8 @@ class Sm90Backend:
             return None
         if not can_map_weights(product):
             return self._portable.prepare(product, choice.otherwise)
+        if can_map_tokens(product):
+            return _prepare(product, choice.config, list(product.tensors))
         device, driver = product.x.device.index or 0, current_driver()
         config, tokens = choice.prepare, self._new_prepared(product)
         shape, dtype, where = tokens.shape, tokens.dtype, tokens.device
@@ -152,7 +157,7 @@ class Sm90Backend:
             names=names,
             words=prepare_words(names),
         )
-        multiply = _prepare(ready, choice.config, names)
+        multiply = _prepare(ready, choice.config, names, x=_PREPARED)
 
         def run_at(addresses: Sequence[int]) -> bool:
             # New in every call: the queue's order keeps it until both launches are through.
@@ -163,11 +168,15 @@ class Sm90Backend:
         return run_at
 
 
-def _prepare(product: Operands, config: Sm90Config, names: Sequence[str]) -> RunAt:
-    """The second launch. ``names``: of the addresses that a call brings."""
+def _prepare(product: Operands, config: Sm90Config, names: Sequence[str], *, x: str = "x") -> RunAt:
+    """The launch that multiplies.
+
+    Args:
+        names: of the addresses that a call brings. x: that of the tokens.
+    """
     device, driver = product.x.device.index or 0, current_driver()
     params = params_of(product, config, maps_of(driver))
-    words = address_words(list(product.tensors))
+    words = address_words(list(product.tensors), config)
     return prepared_launch(
         driver,
         device,
@@ -180,7 +189,7 @@ def _prepare(product: Operands, config: Sm90Config, names: Sequence[str]) -> Run
         ),
         params=params,
         names=names,
-        words=[(_PREPARED if name == "x" else name, word) for name, word in words],
+        words=[(x if name == "x" else name, word) for name, word in words],
     )
 
 
@@ -215,7 +224,7 @@ def _too_large(problem: Problem) -> list[str]:
         "rows of all groups": problem.rows,
         "rows of weights": most_columns,
         "values along K": max(shape.k for shape in problem.shapes),
-        "tiles": (problem.rows // 64 + problem.groups) * -(-most_columns // 64),
+        "steps": (problem.rows // 8 + problem.groups) * -(-most_columns // 64),
     }
     reasons = beyond_32_bits(counts)
     if problem.form != "list" and problem.groups > MAX_GROUPS:
@@ -228,8 +237,9 @@ def _estimate(problem: Problem, arch: GpuArch | None, config: Sm90Config) -> Est
         return Estimate(math.inf, "not modelled on this device", {})
     times = []
     for launch in launches_of(problem):
-        times.append(gpu_time(launch, arch, config))
-        times.append(_prepare_time(launch, arch))
+        times.append(sm90_time(launch, arch, config))
+        if problem.activations == "nvfp4":
+            times.append(_prepare_time(launch, arch))
     return one_after_another(times)
 
 
@@ -245,9 +255,12 @@ def _prepare_time(problem: Problem, arch: GpuArch) -> Estimate:
 
 
 def _prepared_bytes(problem: Problem) -> int:
-    return sum(2 * shape.m * prepared_k(shape.k) for shape in problem.shapes)
+    return sum(2 * shape.m * shape.k for shape in problem.shapes)
 
 
 def _notes(problem: Problem) -> tuple[str, ...]:
-    held = f"tokens prepared by a launch of their own: {_prepared_bytes(problem):,} bytes"
-    return ("weights in place", held, "batch-invariant, with the bits of the portable kernel")
+    notes = ["weights in place", "batch-invariant"]
+    if problem.activations == "nvfp4":
+        held = f"{_prepared_bytes(problem):,} bytes"
+        notes.append(f"tokens decoded by a launch of their own: {held}")
+    return tuple(notes)

@@ -14,10 +14,9 @@ from nibblas.plan.sm90 import (
     N_MULTIPLE,
     PARAMS_HEADER_BYTES,
     STAGE_K,
-    TOKEN_BOXES,
     Sm90Config,
 )
-from nibblas.plan.sm90_prepare import Sm90PrepareConfig, prepared_k
+from nibblas.plan.sm90_prepare import Sm90PrepareConfig
 from nibblas.runtime.records import address
 from nibblas.runtime.tensormap import TENSOR_MAP_BYTES, TensorMapSpec
 
@@ -36,9 +35,9 @@ class Maps(Protocol):
     def get(self, spec: TensorMapSpec, address: int) -> bytes: ...
 
 
-def address_words(names: Sequence[str]) -> list[tuple[str, int]]:
+def address_words(names: Sequence[str], config: Sm90Config) -> list[tuple[str, int]]:
     """(name, word of 8 bytes) of every address in the parameter; maps begin with theirs."""
-    mapped = ["x"] * len(TOKEN_BOXES) + ["w", "w_scales"]
+    mapped = ["x"] * len(config.widths) + ["w", "w_scales"]
     first, step = PARAMS_HEADER_BYTES // 8, TENSOR_MAP_BYTES // 8
     words = [(name, ADDRESS_WORDS[name]) for name in names]
     return words + [(name, first + i * step) for i, name in enumerate(mapped)]
@@ -54,6 +53,11 @@ def prepare_words(names: Sequence[str]) -> list[tuple[str, int]]:
     *operands, prepared = names
     words = [(name, ADDRESS_WORDS[name]) for name in operands]
     return [*words, (prepared, Sm90PrepareConfig.prepared_word)]
+
+
+def can_map_tokens(product: Operands) -> bool:
+    """Whether TMA can copy x as it is."""
+    return product.x_scales is None and is_aligned(product.x, (0,))
 
 
 def can_map_weights(product: Operands) -> bool:
@@ -76,8 +80,10 @@ def is_aligned(tensor: Tensor, dimensions: Sequence[int]) -> bool:
 
 
 def params_of(product: Operands, config: Sm90Config, maps: Maps) -> bytes:
-    """The kernel's by-value parameter; the product's x are prepared tokens."""
-    x_maps = [maps.get(_tokens_map(product, rows), address(product.x)) for rows in TOKEN_BOXES]
+    """The kernel's by-value parameter; the product's x are 16-bit values that TMA can copy."""
+    x_maps = [
+        maps.get(_tokens_map(product, rows, config), address(product.x)) for rows in config.widths
+    ]
     w_map = maps.get(_weights_map(product), address(product.w))
     w_scales_map = maps.get(_scales_map(product), address(product.w_scales))
     header = pack_product(product).ljust(PARAMS_HEADER_BYTES, b"\0")
@@ -86,13 +92,14 @@ def params_of(product: Operands, config: Sm90Config, maps: Maps) -> bytes:
     return packed
 
 
-def _tokens_map(product: Operands, box_rows: int) -> TensorMapSpec:
-    k = prepared_k(product.k)
+def _tokens_map(product: Operands, rows: int, config: Sm90Config) -> TensorMapSpec:
+    """[K / 64][rows][64]: a tile of tokens with a CTA's part of a stage."""
+    row = _stride_bytes(product.x, 0, product.k)
     return TensorMapSpec(
         "float16",
-        dims=(k, product.m, 1),
-        stride_bytes=(2 * k, 2 * k * product.m),
-        box=(_LINE_VALUES, box_rows, 1),
+        dims=(_LINE_VALUES, product.m, product.k // _LINE_VALUES),
+        stride_bytes=(row, 2 * _LINE_VALUES),
+        box=(_LINE_VALUES, rows, STAGE_K // _LINE_VALUES // config.cluster),
         swizzle="128b",
         l2_promotion="l2_256b",
     )
@@ -107,13 +114,12 @@ def _weights_map(product: Operands) -> TensorMapSpec:
         dims=(product.k // 2, _QUARTER_ROWS, product.n // _QUARTER_ROWS, product.groups),
         stride_bytes=(row, _QUARTER_ROWS * row, _stride_bytes(w, 0, product.n * row)),
         box=(STAGE_K // 2, _UNIT_LINES, 4, 1),
-        swizzle="64b",
         l2_promotion="l2_128b",
     )
 
 
 def _scales_map(product: Operands) -> TensorMapSpec:
-    """The scales of the same rows: 16 bytes of each, or 16 lines of 16 bytes of two atoms."""
+    """The scales of the same rows: 16 bytes of each, or 16 lines of two atoms."""
     scales, k_blocks = product.w_scales, product.k // 16
     if product.w_scale_layout == "blocked":
         k_atoms, row_atoms = k_blocks // 4, -(-product.n // 128)

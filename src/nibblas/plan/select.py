@@ -18,17 +18,12 @@ class Plan:
         config: its level or kernel configuration; prints as one word or line.
         estimate: predicted time with its bound.
         notes: what a user should know: conversions, memory held, what is free.
-        bits: plans of one problem with equal ones give a row the same bits; default: the backend.
     """
 
     backend: str
     config: Any
     estimate: Estimate
     notes: tuple[str, ...] = field(default=())
-    bits: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bits", self.bits or self.backend)
 
 
 def fastest(plans: Sequence[Plan]) -> Plan:
@@ -37,10 +32,8 @@ def fastest(plans: Sequence[Plan]) -> Plan:
 
 
 def chosen(plans: Sequence[Plan], *, batch_invariant: bool) -> Plan:
-    """The fastest plan. Where rows must have the same bits in batches of any size: the fastest of
-    those with the bits of the first one, since predictions depend on the number of rows, and
-    whether a kernel can take a problem depends on its other sizes.
+    """The fastest plan. Where rows must have the same bits in batches of any size: the first one,
+    since predictions depend on the number of rows, and whether a kernel can take a problem on its
+    other sizes. Backends add in orders of their own.
     """
-    if not batch_invariant:
-        return fastest(plans)
-    return fastest([plan for plan in plans if plan.bits == plans[0].bits])
+    return plans[0] if batch_invariant else fastest(plans)

@@ -6,7 +6,7 @@ shared-memory map, whose size the compiled kernel exports for comparison.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -20,22 +20,32 @@ STAGE_K = 128
 """Values along K of a stage; rows of 64 fill a line of the 128-byte swizzle."""
 K_MULTIPLE = 64
 N_MULTIPLE = 32
-MAX_TILE_TOKENS = 128
-TOKEN_STEP = 16
 UNIT_ROWS = 64
 MAX_GROUPS = 1024
-
-TOKEN_BOXES = (128, 64, 32, 16)
-"""Rows of the boxes that a tile of tokens is copied in."""
 
 GROUP_THREADS = 128
 _GROUP_WARPS = 4
 
-UNIT_INSTRUCTIONS = 215
-"""Of a warp for a stage of a unit: what decoding takes, whatever the tokens."""
+FEW_WIDTHS = (8, 16, 24, 32, 48, 64)
+SOME_WIDTHS = (64, 80, 96, 112, 128)
+MANY_WIDTHS = (64, 96, 128, 160, 176, 208, 256)
+"""Tokens that a tile is rounded up to, a loop of wgmma each."""
+
+DECODE_CYCLES = {2: 53.0, 3: 47.0}
+"""By the warpgroups of a CTA: of each for 16 values along K of a unit, whatever the tokens."""
+BF16_CYCLES = 8.0
+"""More, since a bfloat16 code is two bytes to look up."""
+TOKEN_CYCLES = {2: 0.29, 3: 0.2}
+"""For each token more, which decoding does not overlap."""
+TENSOR_CYCLES = 0.53
+"""For each token where the tensor cores are what takes longest. All four fitted (lab/sm90)."""
+ALONE_COST = 1.3
+"""Of a warpgroup whose CTA has no other at work, against that of one of two."""
+STEP_CYCLES = 600.0
+STEP_TOKEN_CYCLES = 18.0
+"""What a step costs beside its multiplications, and more for each token: its outputs."""
 
 _SCALES_BYTES = UNIT_ROWS * 16
-_TURNED_BYTES = 16 * (16 + 4) * 4 + 2 * 16 * 4
 _TENSOR_MAP_BYTES = 128
 _PRODUCT_BYTES = 38 * 8
 PARAMS_HEADER_BYTES = -(-_PRODUCT_BYTES // 64) * 64
@@ -47,24 +57,71 @@ class Sm90Config:
 
     Attributes:
         activations: "fp16", "bf16", or "nvfp4": fp16 values that were decoded before.
+        widths: tokens that a tile is rounded up to, ascending.
         cluster: CTAs that share their tokens, 1 or 2.
-        multiply_groups: warpgroups that multiply, 64 weight rows each: 2 or 3.
         stages: of the ring.
+        multiply_groups: warpgroups that multiply, 64 weight rows each: 2, or 3 of up to 128 tokens.
     """
 
     activations: Activations
-    cluster: int = 1
-    multiply_groups: int = 3
-    stages: int = 4
+    widths: tuple[int, ...] = MANY_WIDTHS
+    cluster: int = 2
+    stages: int = 3
+    multiply_groups: int = 2
 
     source_name = "sm90/grouped_mm.cu"
     entry = "nibblas_sm90_grouped_mm"
-    params_bytes = PARAMS_HEADER_BYTES + (len(TOKEN_BOXES) + 2) * _TENSOR_MAP_BYTES
+
+    @classmethod
+    def few(cls, activations: Activations) -> Sm90Config:
+        """For few tokens a group: weights streamed by CTAs of their own through a long ring."""
+        return cls(activations, FEW_WIDTHS, cluster=1, stages=6, multiply_groups=3)
+
+    @classmethod
+    def some(cls, activations: Activations) -> Sm90Config:
+        """For tiles of up to 128 tokens: three warpgroups hide more of what decoding takes."""
+        return cls(activations, SOME_WIDTHS, cluster=1, stages=4, multiply_groups=3)
+
+    @classmethod
+    def one_wave(cls, activations: Activations) -> Sm90Config:
+        """For work that all multiprocessors take at once: smaller blocks of weight rows."""
+        return cls(activations, SOME_WIDTHS, cluster=1, stages=5)
 
     @property
-    def cta_units(self) -> int:
-        """Units of weight rows that a CTA multiplies at a time."""
-        return self.multiply_groups
+    def max_tokens(self) -> int:
+        """Of a tile."""
+        return self.widths[-1]
+
+    @property
+    def params_bytes(self) -> int:
+        """Of the kernel's parameter."""
+        return PARAMS_HEADER_BYTES + (len(self.widths) + 2) * _TENSOR_MAP_BYTES
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """Ways to cut a launch, of which the device takes the fastest: (most tokens of a tile,
+        units of a CTA)."""
+        whole = [
+            w for w in (8, 16, 32, 64, 96, 128, 176, 256) if self.widths[0] <= w <= self.max_tokens
+        ]
+        units = self.multiply_groups
+        return (
+            *((w, units) for w in reversed(whole)),
+            (self.max_tokens, 1),
+            (min(128, whole[-2]), 1),
+        )
+
+    @property
+    def decode_cycles(self) -> float:
+        """Of a warpgroup for 16 values along K of a unit, whatever the tokens."""
+        more = BF16_CYCLES if self.activations == "bf16" else 0.0
+        return DECODE_CYCLES[self.multiply_groups] + more
+
+    def width_cycles(self, width: int) -> float:
+        """The same with so many tokens; kernels/sm90/walk.cuh has the formula too."""
+        return max(
+            self.decode_cycles + TOKEN_CYCLES[self.multiply_groups] * width, TENSOR_CYCLES * width
+        )
 
     @property
     def threads(self) -> int:
@@ -73,55 +130,51 @@ class Sm90Config:
 
     @property
     def step_units(self) -> int:
-        """Units of a step of a cluster."""
-        return self.cta_units * self.cluster
+        """Units of a step of a cluster, at most."""
+        return self.multiply_groups * self.cluster
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of one ``Stage``: tokens as 16-bit values, codes, and scales of linear layout."""
         unit = UNIT_ROWS * STAGE_K // 2 + _SCALES_BYTES
-        return MAX_TILE_TOKENS * STAGE_K * 2 + self.cta_units * unit
+        return self.max_tokens * STAGE_K * 2 + self.multiply_groups * unit
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, room for turning outputs round, the groups' ends, steps and barriers."""
-        used = (
-            4 * MAX_GROUPS
-            + self.stages * (self.stage_bytes + 48)
-            + _GROUP_WARPS * self.multiply_groups * _TURNED_BYTES
-        )
+        """The ring, the groups' ends, steps and barriers."""
+        used = 4 * MAX_GROUPS + self.stages * (self.stage_bytes + 64)
         return -(-used // 1024) * 1024
 
     def schedule(self, sms: int) -> KernelSchedule:
         """What the cost model takes the kernel for on a device with so many multiprocessors."""
         return KernelSchedule(
-            tile_tokens=MAX_TILE_TOKENS,
-            token_step=TOKEN_STEP,
-            tile_rows=self.cta_units * UNIT_ROWS,
+            tile_tokens=self.max_tokens,
+            token_step=8,
+            tile_rows=self.multiply_groups * UNIT_ROWS,
             block_k=STAGE_K,
             stages=self.stages,
             ctas=sms // self.cluster * self.cluster,
             cluster=self.cluster,
-            order="token_tiles",
+            order="strided",
             mma="wgmma",
             reads_fp16=True,
             overlapped=False,
             instructions=Instructions(
-                fixed=_GROUP_WARPS * self.multiply_groups * UNIT_INSTRUCTIONS,
+                fixed=_GROUP_WARPS * self.multiply_groups * 230,
                 per_token_tile=0,
-                tile=TOKEN_STEP,
+                tile=8,
             ),
         )
 
     def most_steps(self, rows: int, n: int, groups: int) -> int:
         """Steps of all clusters together, however the rows fall into groups."""
-        tiles = rows // MAX_TILE_TOKENS + min(rows, groups)
+        tiles = rows // self.widths[0] + min(rows, groups)
         units = 2 * -(-n // (2 * UNIT_ROWS))
         return tiles * units
 
     def __str__(self) -> str:
         return (
-            f"sm90 {self.activations}, up to {MAX_TILE_TOKENS} tokens x "
+            f"sm90 {self.activations}, up to {self.max_tokens} tokens x "
             f"{self.step_units * UNIT_ROWS} rows x {STAGE_K}, clusters of {self.cluster}, "
             f"{self.stages} stages"
         )
@@ -140,12 +193,20 @@ class Sm90Config:
             [
                 "#pragma once",
                 f"#define NIBBLAS_CONFIG_BF16 {int(self.activations == 'bf16')}",
+                f"#define NIBBLAS_CONFIG_WIDTHS {_listed(self.widths)}",
+                f"#define NIBBLAS_CONFIG_CUTS {_listed(f'{{{w}, {u}}}' for w, u in self.cuts)}",
                 "namespace nibblas {",
                 "struct Config {",
                 f"  static constexpr bool kDecodedTokens = {decoded};",
                 f"  static constexpr int kCluster = {self.cluster};",
                 f"  static constexpr int kMultiplyGroups = {self.multiply_groups};",
                 f"  static constexpr int kStages = {self.stages};",
+                f"  static constexpr float kDecodeCycles = {self.decode_cycles}f;",
+                f"  static constexpr float kTokenCycles = {TOKEN_CYCLES[self.multiply_groups]}f;",
+                f"  static constexpr float kTensorCycles = {TENSOR_CYCLES}f;",
+                f"  static constexpr float kAloneCost = {ALONE_COST}f;",
+                f"  static constexpr float kStepCycles = {STEP_CYCLES}f;",
+                f"  static constexpr float kStepTokenCycles = {STEP_TOKEN_CYCLES}f;",
                 f"  static constexpr int kThreads = {self.threads};",
                 f"  static constexpr int kSharedBytes = {self.shared_bytes};",
                 "};",
@@ -162,18 +223,35 @@ class Sm90Config:
         }
 
 
-#: From so many tokens a group on, what two CTAs save of L2's bandwidth is more than what it costs
-#: them to wait for each other (lab/sm90).
-PAIR_TOKENS = 512
+FEW_TOKENS = 24
+"""Up to so many tokens a group, on average, streaming weights is what takes longest."""
+SOME_TOKENS = 160
+"""Up to so many, tiles of 128 tokens are rarely cut."""
+WAVE_STEPS = 132
+"""Steps of ``one_wave`` that the multiprocessors of an H100 or H200 take at once."""
 
 
 def choose_config(problem: Problem) -> Sm90Config:
-    """A CTA by itself, or pairs that share their tokens. Both give a row the same bits."""
-    many = problem.rows >= PAIR_TOKENS * problem.groups
-    return Sm90Config(problem.activations, cluster=2 if many else 1)
+    """By the average group. All give a row the same bits."""
+    rows, groups = problem.rows, problem.groups
+    if rows <= FEW_TOKENS * groups:
+        return Sm90Config.few(problem.activations)
+    one_wave = Sm90Config.one_wave(problem.activations)
+    tiles = groups * -(-rows // (groups * one_wave.max_tokens))
+    blocks = -(-max(shape.n for shape in problem.shapes) // (one_wave.step_units * UNIT_ROWS))
+    if tiles * blocks <= WAVE_STEPS:
+        return one_wave
+    if rows <= SOME_TOKENS * groups:
+        return Sm90Config.some(problem.activations)
+    return Sm90Config(problem.activations)
 
 
 def all_configs() -> list[Sm90Config]:
     """Every configuration that ``choose_config`` can return, for prebuilding."""
     kinds: tuple[Activations, ...] = ("fp16", "bf16", "nvfp4")
-    return [Sm90Config(kind, cluster) for kind in kinds for cluster in (1, 2)]
+    shapes = (Sm90Config.few, Sm90Config.some, Sm90Config.one_wave, Sm90Config)
+    return [shape(kind) for kind in kinds for shape in shapes]
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(str(value) for value in values)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from nibblas.errors import bad_value
 from nibblas.plan.problem import Activations
-from nibblas.plan.sm90 import STAGE_K, TARGETS
+from nibblas.plan.sm90 import TARGETS
 
 _PRODUCT_BYTES = 38 * 8
-_WARP_WORDS = 32
-"""Words of 8 values of each quarter of a stage that a warp takes."""
+_WARP_VALUES = 32 * 8
+"""Of a row, that a warp takes."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ class Sm90PrepareConfig:
         return f"sm90 tokens prepared, {'NVFP4' if self.nvfp4 else '16-bit'}"
 
     def ctas(self, rows: int, k: int) -> int:
-        """CTAs of a launch: a warp for 32 words of a row."""
-        words = 4 * (prepared_k(k) // STAGE_K)
-        return -(-rows * -(-words // _WARP_WORDS) * 32 // self.threads)
+        """CTAs of a launch: a warp for 256 values of a row."""
+        return -(-rows * -(-k // _WARP_VALUES) * 32 // self.threads)
 
     def target(self, compute_capability: tuple[int, int]) -> str:
         """The NVRTC target to compile for; ValueError where the kernel is not wanted."""
@@ -69,11 +68,6 @@ class Sm90PrepareConfig:
     def exported_sizes(self) -> dict[str, int]:
         """Symbols of the compiled kernel and what they must hold."""
         return {"nibblas_parameter_bytes": self.params_bytes}
-
-
-def prepared_k(k: int) -> int:
-    """Values of a prepared row: whole stages."""
-    return -(-k // STAGE_K) * STAGE_K
 
 
 def all_configs() -> list[Sm90PrepareConfig]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -14,37 +15,59 @@ import nibblas
 from nibblas import NVFP4Array
 from nibblas.backends import sm90
 from nibblas.backends.portable import PortableBackend
-from nibblas.backends.sm90 import Sm90Backend
 from nibblas.emulator import emulating
 from nibblas.emulator.driver import Emulation
-from nibblas.plan.problem import Problem
+from nibblas.plan.problem import Activations, Problem
 from nibblas.plan.sm90 import Sm90Config, choose_config
 from tests.api.problems import random_array, random_tokens
 
 PREPARE, MULTIPLY = "nibblas_sm90_prepare_tokens", "nibblas_sm90_grouped_mm"
+PORTABLE = "nibblas_portable_grouped_mm"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+Shape = Callable[[Activations], Sm90Config]
+SHAPES: Mapping[str, Shape] = MappingProxyType(
+    {
+        "few": Sm90Config.few,
+        "some": Sm90Config.some,
+        "one wave": Sm90Config.one_wave,
+        "many": Sm90Config,
+    }
+)
 
 
 @contextmanager
 def on_hopper(
-    *, chosen: str = "sm90", cluster: int | None = None, **emulation: Any
+    *,
+    shape: str = "",
+    all_widths: bool = False,
+    cluster: int | None = None,
+    config: Shape | None = None,
+    **emulation: Any,
 ) -> Iterator[Emulation]:
     """Inside, ``backend="emulated"`` is an sm_90 with that kernel, whatever is predicted.
 
     Args:
-        cluster: CTAs of a cluster; None: as the plan chooses.
+        shape: of SHAPES; empty: as the plan chooses.
+        all_widths: those that ship, which take long to compile; else the least and the largest.
+        cluster: CTAs of a cluster; None: as the configuration has it.
+        config: in place of all that.
     """
-    other = {"sm90": PortableBackend, "portable": Sm90Backend}[chosen]
     keywords: dict[str, Any] = {"num_sms": 2, "order": "random", **emulation}
 
     def config_of(problem: Problem) -> Sm90Config:
-        config = choose_config(problem)
-        return config if cluster is None else replace(config, cluster=cluster)
+        if config is not None:
+            return config(problem.activations)
+        found = SHAPES[shape](problem.activations) if shape else choose_config(problem)
+        widths = found.widths
+        if not all_widths:
+            widths = widths[0], widths[-1]
+        return replace(found, widths=widths, cluster=cluster or found.cluster)
 
     nibblas.ops.forget_plans()
     try:
         with (
-            patch.object(other, "why_not", lambda self, problem: ["not asked"]),
+            patch.object(PortableBackend, "why_not", lambda self, problem: ["not asked"]),
             patch.object(sm90, "choose_config", config_of),
             emulating("sm_90", **keywords) as it,
         ):
@@ -71,3 +94,8 @@ def rows_of(x: Any, m: int) -> Any:
 
 def launched(emulation: Emulation) -> list[str]:
     return [report.kernel for report in emulation.reports]
+
+
+def launches_for(kind: str) -> list[str]:
+    """Of a product whose 16-bit tokens TMA can copy."""
+    return [PREPARE, MULTIPLY] if kind == "nvfp4" else [MULTIPLY]

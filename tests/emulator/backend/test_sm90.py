@@ -2,12 +2,15 @@
 
 Small sizes; every form, layout and kind of token. Bytes of padding are NaN, memory for prepared
 tokens is NaN until it is written; what lies outside the operands is an error of the emulator.
-EVERY_CASE=1 runs every size under every order.
+EVERY_CASE=1 runs every shape under every order.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from functools import cache
+from itertools import accumulate
 from typing import Any, Literal
 
 import pytest
@@ -18,7 +21,17 @@ from nibblas import NVFP4Array
 from nibblas.backends.base import Operands
 from nibblas.emulator import ORDERS
 from tests.api.problems import assert_right, offs_of, random_array, random_tokens
-from tests.emulator.backend.sm90 import MULTIPLY, PREPARE, launched, on_hopper, rows_of, tokens
+from tests.emulator.backend.sm90 import (
+    MULTIPLY,
+    PORTABLE,
+    PREPARE,
+    SHAPES,
+    launched,
+    launches_for,
+    on_hopper,
+    rows_of,
+    tokens,
+)
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -26,67 +39,86 @@ EVERY_CASE = bool(os.environ.get("EVERY_CASE"))
 each_kind = pytest.mark.parametrize("kind", ["fp16", "bf16", "nvfp4"])
 
 
-BOTH = [PREPARE, MULTIPLY]
-
-
 def run(x: Any, w: NVFP4Array, ends: list[int], **keywords: Any) -> torch.Tensor:
     return nibblas.grouped_mm(x, w, offs_of(ends), backend="emulated", **keywords)
+
+
+def ends_of(sizes: Iterable[int]) -> list[int]:
+    return list(accumulate(sizes))
 
 
 @each_kind
 @pytest.mark.parametrize("layout", ["linear", "blocked"])
 def test_groups_of_all_sizes_with_everything(kind: str, layout: str) -> None:
-    """Empty groups, one row, more than a box of tokens; rows of no group; N with a tail of 32."""
-    ends = [0, 1, 1, 34, 35]
+    """Empty groups, one row, more rows than are turned at a time; rows of no group, which are NaN;
+    N with a tail of 96."""
+    ends = [0, 1, 1, 42, 43]
     n, k = 96, 256 if layout == "linear" else 192
     w = random_array((5, n, k), 1, layout=layout, global_shape=(5, 2))
-    x = tokens(kind, 37, k, 2, ends=ends, rule="torch" if layout == "blocked" else None)
+    x = tokens(kind, 45, k, 2, ends=ends, rule="torch" if layout == "blocked" else None)
+    if kind != "nvfp4":
+        x[43:] = float("nan")
     factors = {
         "alpha": torch.linspace(0.5, 2, 5),
-        "row_scale": torch.linspace(0.25, 1, 37),
+        "row_scale": torch.linspace(0.25, 1, 45),
         "bias": torch.linspace(-1, 1, 5 * n).view(5, n),
     }
-    out = torch.full((37, n), float("nan"))
-    with on_hopper(seed=1, cluster=2 if kind == "fp16" else 1) as emulation:
+    dtype, cluster = {"fp16": (torch.float16, 2), "bf16": (torch.float32, 1)}.get(
+        kind, (torch.bfloat16, 2)
+    )
+    out = torch.full((45, n), float("nan"), dtype=dtype)
+    with on_hopper(seed=1, cluster=cluster) as emulation:
         run(x, w, ends, out=out, **factors)
-    assert launched(emulation) == BOTH
+    assert launched(emulation) == launches_for(kind)
     assert_right(out, x, w, offs_of(ends), **factors)
-    assert bool(out[35:].isnan().all())
+    assert bool(out[43:].isnan().all())
 
 
-SIZES = [(32, 64, 3), (96, 192, 20), (416, 64, 17), (128, 320, 40), (96, 128, 130), (64, 64, 257)]
-FEW_CASES = [
-    (*size, 1 + i % 2, ("adversarial-delay", "round_robin")[i % 3 == 0])
-    for i, size in enumerate(SIZES)
-]
-ALL_CASES = [(*size, cluster, order) for size in SIZES for cluster in (1, 2) for order in ORDERS]
+BORDERS = [1, 8, 9, 64, 65, 128, 129, 256, 257] if EVERY_CASE else [1, 9, 65, 257]
+"""Group sizes at the ends of widths, and those of which a shape cuts tiles."""
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "m", "cluster", "order"), ALL_CASES if EVERY_CASE else FEW_CASES
-)
-def test_sizes(n: int, k: int, m: int, cluster: int, order: str) -> None:
-    w, x = random_array((1, n, k), 3, layout="blocked"), random_tokens(m, k, 4, torch.float16)
-    with on_hopper(cluster=cluster, order=order, seed=5) as emulation:
-        y = run(x, w, [m])
-    assert launched(emulation) == BOTH
-    assert_right(y, x, w, offs_of([m]))
+@cache
+def at_borders(shape: str, cluster: int, order: str, all_widths: bool) -> torch.Tensor:
+    """N with a tail of 32, half a stage at the end of K; some groups between are empty."""
+    x, w, ends = operands_at_borders()
+    keywords: dict[str, Any] = {"shape": shape, "cluster": cluster, "all_widths": all_widths}
+    with on_hopper(order=order, num_sms=4, **keywords) as emulation:
+        y = run(x, w, ends, out_dtype=torch.float32)
+    assert launched(emulation) == [MULTIPLY]
+    return y
+
+
+@cache
+def operands_at_borders() -> tuple[torch.Tensor, NVFP4Array, list[int]]:
+    ends = ends_of([0, *BORDERS[:3], 0, *BORDERS[3:]])
+    k = 192 if EVERY_CASE else 64
+    w = random_array((len(ends), 32, k), 3, layout="blocked")
+    return random_tokens(ends[-1], k, 4, torch.float16), w, ends
+
+
+@pytest.mark.parametrize("order", ORDERS if EVERY_CASE else ["random"])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_all_shapes_give_equal_bits_at_the_borders_of_widths(cluster: int, order: str) -> None:
+    """Of all the widths that ship, and at all borders, only under EVERY_CASE."""
+    first = at_borders("few", 1, "random", EVERY_CASE)
+    x, w, ends = operands_at_borders()
+    assert_right(first, x, w, offs_of(ends))
+    for shape in SHAPES:
+        assert torch.equal(at_borders(shape, cluster, order, EVERY_CASE), first), shape
 
 
 @each_kind
 def test_a_row_has_the_same_bits_in_groups_of_any_size(kind: str) -> None:
-    """And those of the portable kernel, which groups of few tokens are left to."""
+    """By the configuration that is chosen for each size: all three are met."""
     w, x = random_array((1, 32, 128), 7, layout="blocked"), tokens(kind, 257, 128, 8, ends=[257])
     rows: list[torch.Tensor] = []
-    for m in (1, 8, 16, 17, 64, 257):
-        with on_hopper(cluster=2 if kind == "fp16" and m == 64 else 1) as emulation:
+    for m in (1, 8, 17, 64, 257):
+        with on_hopper() as emulation:
             rows.append(run(rows_of(x, m), w, [m], out_dtype=torch.float32))
-        assert launched(emulation) == BOTH
+        assert launched(emulation) == launches_for(kind)
     assert all(torch.equal(y, rows[-1][: len(y)]) for y in rows)
-    with on_hopper(chosen="portable") as emulation:
-        other = run(rows_of(x, 17), w, [17], out_dtype=torch.float32)
-    assert launched(emulation) == ["nibblas_portable_grouped_mm"]
-    assert torch.equal(rows[-1][:17], other)
+    assert_right(rows[-1], x, w, offs_of([257]))
 
 
 @pytest.mark.parametrize("kind", ["fp16", "nvfp4"])
@@ -100,7 +132,7 @@ def test_masked(kind: str) -> None:
     out = torch.full((3, 5, 96), float("nan"))
     with on_hopper() as emulation:
         nibblas.grouped_mm_masked(x, w, used, out=out, backend="emulated")
-    assert launched(emulation) == BOTH
+    assert launched(emulation) == launches_for(kind)
     for g, m in enumerate(used.tolist()):
         own = NVFP4Array(w.codes[g : g + 1], w.scales[g : g + 1], global_scale=w.global_scale,
                          scale_layout="blocked")  # fmt: skip
@@ -126,7 +158,7 @@ def test_list() -> None:
     b = [random_array((n, k), n, layout="blocked") for _, n, k in sizes]
     with on_hopper() as emulation:
         ys = nibblas.grouped_mm_list(a, b, backend="emulated")
-    assert launched(emulation) == BOTH * 3
+    assert launched(emulation) == [MULTIPLY] * 3
     for x, w, y in zip(a, b, ys, strict=True):
         stacked = NVFP4Array(
             w.codes[None], w.scales[None], global_scale=w.global_scale, scale_layout="blocked"
@@ -134,34 +166,50 @@ def test_list() -> None:
         assert_right(y, x, stacked, offs_of([len(x)]))
 
 
-def test_several_steps_of_several_clusters() -> None:
-    """Rows enough for tiles of more than one group, four clusters of two, every one busy."""
-    ends = [40, 40, 75]
-    w, x = random_array((3, 416, 64), 11, layout="blocked"), random_tokens(75, 64, 12, torch.half)
-    with on_hopper(num_sms=8, cluster=2) as emulation:
+MANY_GROUPS = {
+    "more than a warp has lanes": [0, 3, 0, 0, 0, 17, 1] * 6,
+    "as many as there may be": [1 if g % 97 == 0 else 0 for g in range(1023)] + [65],
+    "all at the end": [0] * 40 + [5, 70],
+    "more tiles than clusters": [40, 0, 100, 9],
+}
+
+
+@pytest.mark.parametrize(("shape", "cluster"), [("few", 1), ("many", 2), ("some", 1)])
+@pytest.mark.parametrize("name", MANY_GROUPS)
+def test_several_rounds_of_several_clusters(name: str, shape: str, cluster: int) -> None:
+    """To and fro over steps of groups that a warp's lanes look at one chunk after the other."""
+    ends = ends_of(MANY_GROUPS[name])
+    n = 160 if name == "more tiles than clusters" else 32
+    w = random_array((len(ends), n, 64), 11, layout="blocked")
+    x = random_tokens(ends[-1], 64, 12, torch.half)
+    with on_hopper(num_sms=6, shape=shape, cluster=cluster, order="round_robin") as emulation:
         y = run(x, w, ends)
-    assert launched(emulation) == BOTH
+    assert launched(emulation) == [MULTIPLY]
     assert_right(y, x, w, offs_of(ends))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("strides", ["rows", "columns apart", "transposed"])
+@pytest.mark.parametrize("strides", ["rows", "odd rows", "shifted", "columns apart", "transposed"])
 def test_outputs_of_all_types_and_strides(dtype: torch.dtype, strides: str) -> None:
-    n, ends = 32, [2, 19]
-    w, x = random_array((2, n, 64), 13, layout="blocked"), random_tokens(19, 64, 14, torch.half)
+    """Rows that begin at multiples of 16 bytes are written 16 bytes at a time, if of 16 bits."""
+    n, ends = 32, [2, 43]
+    w, x = random_array((2, n, 64), 13, layout="blocked"), random_tokens(43, 64, 14, torch.half)
     if strides == "transposed":
-        memory = torch.full((n, 23), 7.0, dtype=dtype)
-        out, beside = memory[:, :19].t(), memory[:, 19:]
-    elif strides == "rows":
-        memory = torch.full((19, n + 5), 7.0, dtype=dtype)
-        out, beside = memory[:, :n], memory[:, n:]
+        memory = torch.full((n, 47), 7.0, dtype=dtype)
+        out, beside = memory[:, :43].t(), [memory[:, 43:]]
+    elif strides == "columns apart":
+        memory = torch.full((43, 2 * n), 7.0, dtype=dtype)
+        out, beside = memory[:, ::2], [memory[:, 1::2]]
     else:
-        memory = torch.full((19, 2 * n), 7.0, dtype=dtype)
-        out, beside = memory[:, ::2], memory[:, 1::2]
+        before = 8 if strides == "rows" else 1
+        memory = torch.full(
+            (43, n + before + (3 if strides == "odd rows" else 8)), 7.0, dtype=dtype
+        )
+        out, beside = memory[:, before : n + before], [memory[:, :before], memory[:, n + before :]]
     with on_hopper():
         run(x, w, ends, out=out)
     assert_right(out, x, w, offs_of(ends))
-    assert bool((beside == 7).all()), "nothing beside the outputs"
+    assert all(bool((rest == 7).all()) for rest in beside), "nothing beside the outputs"
 
 
 @pytest.mark.parametrize("rule", ["torch", "flashinfer"])
@@ -177,16 +225,44 @@ def test_scales_of_tokens_start_where_the_rule_says(rule: Literal["torch", "flas
                        scale_layout="blocked", group_start=rule)  # fmt: skip
     with on_hopper() as emulation:
         y = run(moved, w, ends)
-    assert launched(emulation) == BOTH
+    assert launched(emulation) == [PREPARE, MULTIPLY]
     assert_right(y, x, w, offs_of(ends))
 
 
-def test_16_bit_tokens_at_any_address() -> None:
-    w, wide = random_array((2, 32, 64), 17, layout="blocked"), random_tokens(9, 65, 18, torch.half)
+@pytest.mark.parametrize(
+    ("columns", "first", "launches"),
+    [
+        (80, 8, [MULTIPLY]),
+        (65, 0, [PREPARE, MULTIPLY]),
+        (80, 1, [PREPARE, MULTIPLY]),
+    ],
+    ids=["aligned", "odd stride", "odd address"],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_tokens_at_any_address(
+    dtype: torch.dtype, columns: int, first: int, launches: list[str]
+) -> None:
+    """Read in place where TMA can; beside them is NaN."""
+    w, wide = random_array((2, 32, 64), 17, layout="blocked"), random_tokens(9, columns, 18, dtype)
+    x = wide[:, first : first + 64]
+    values = x.clone()
+    wide[:] = float("nan")
+    x.copy_(values)
     with on_hopper() as emulation:
-        y = run(wide[:, 1:], w, [2, 9])
-    assert launched(emulation) == BOTH
-    assert_right(y, wide[:, 1:], w, offs_of([2, 9]))
+        y = run(x, w, [2, 9])
+    assert launched(emulation) == launches
+    assert_right(y, x, w, offs_of([2, 9]))
+
+
+@pytest.mark.parametrize("address", [0, 1])
+def test_one_row(address: int) -> None:
+    """Whose stride means nothing."""
+    w, wide = random_array((1, 32, 64), 17, layout="blocked"), random_tokens(1, 65, 18, torch.half)
+    x = wide[:, address : address + 64]
+    with on_hopper() as emulation:
+        y = run(x, w, [1])
+    assert launched(emulation) == ([PREPARE, MULTIPLY] if address else [MULTIPLY])
+    assert_right(y, x, w, offs_of([1]))
 
 
 def test_weights_off_alignment_take_the_portable_kernel() -> None:
@@ -196,7 +272,7 @@ def test_weights_off_alignment_take_the_portable_kernel() -> None:
     shifted = NVFP4Array(codes, w.scales, global_scale=w.global_scale, scale_layout="blocked")
     with on_hopper() as emulation:
         y = run(x, shifted, [2, 9])
-    assert launched(emulation) == ["nibblas_portable_grouped_mm"]
+    assert launched(emulation) == [PORTABLE]
     assert_right(y, x, w, offs_of([2, 9]))
 
 
@@ -233,7 +309,7 @@ def test_hostile_offsets_are_clamped(entries: list[int], masked: bool) -> None:
             [product], product.form, batch_invariant=False, read_sizes=False
         )
         backend.run([product], backend.plan(problem))
-    assert launched(emulation) == BOTH
+    assert launched(emulation) == launches_for(kind)
     previous = 0
     for g, entry in enumerate(entries):
         if masked:

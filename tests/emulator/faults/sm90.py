@@ -9,13 +9,17 @@ from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import nibblas
 from nibblas import NVFP4Array
+from nibblas.backends import sm90
 from nibblas.emulator import EmulationError
 from nibblas.formats.reference import Exact, error_bound, grouped_mm_reference, within_bound
+from nibblas.plan.problem import Activations
+from nibblas.plan.sm90 import Sm90Config
 from tests.api.problems import offs_of, random_array
 from tests.emulator.backend.sm90 import on_hopper, tokens
 from tests.emulator.faults import sm100
@@ -24,12 +28,21 @@ from tests.emulator.faults.sm100 import Replacement, Schedule
 MAX_INSTRUCTIONS = 200_000
 """An unbroken kernel needs a fifth of it."""
 
-FEW_WIDTHS: Replacement = (
-    "sm90/shared.cuh",
-    "kWidths[] = {32, 64, 80, 96, 112, 128};",
-    "kWidths[] = {32, 96, 128};",
-)
-"""Half of the six loops that the kernel is made of, which compile in half the time."""
+
+class OneCut(Sm90Config):
+    """Cuts tiles and blocks in one way, whatever the sizes."""
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.max_tokens, self.multiply_groups),)
+
+
+class OneUnit(Sm90Config):
+    """The other kind of cut: a unit per CTA."""
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.max_tokens, 1),)
 
 
 @dataclass(frozen=True)
@@ -37,25 +50,38 @@ class Variant:
     """A product that one cluster computes, in more stages of K than its ring has.
 
     Attributes:
-        rows: tokens of each group. layout: of the weights' scales.
+        rows: tokens of each group. layout: of the weights' scales. out: type of the outputs.
+        cluster: CTAs. cut: how the launch is cut.
     """
 
     rows: tuple[int, ...] = (34, 3)
     n: int = 160
-    k: int = 576
+    k: int = 320
     layout: str = "blocked"
     kind: str = "fp16"
+    out: torch.dtype = torch.float16
+    cluster: int = 2
+    cut: type[Sm90Config] = OneCut
 
     @property
     def ends(self) -> list[int]:
         return list(accumulate(self.rows))
 
+    def config(self, activations: Activations) -> Sm90Config:
+        """Few widths, which compile fast; a ring of two."""
+        return self.cut(activations, (8, 48), cluster=self.cluster, stages=2)
+
 
 VARIANTS = {
     "plain": Variant(),
-    "boxes": Variant(rows=(90,), n=32, k=64),
+    "alone": Variant(cluster=1),
+    "unit": Variant(cut=OneUnit),
+    "tiles": Variant(rows=(9, 91), n=32, k=64),
+    "groups": Variant(rows=(*(0,) * 33, 3, 0, 9), n=32, k=64),
     "short": Variant(rows=(3,), n=96, k=192),
+    "elements": Variant(rows=(3,), n=96, k=64, out=torch.float32),
     "linear": Variant(rows=(3,), n=96, k=256, layout="linear"),
+    "bf16": Variant(rows=(3,), n=96, k=64, kind="bf16"),
     "nvfp4": Variant(rows=(3, 2), n=32, k=192, kind="nvfp4"),
 }
 
@@ -71,15 +97,15 @@ def operands(variant: Variant) -> tuple[Any, NVFP4Array]:
 
 @cache
 def right(variant: Variant) -> tuple[Exact, torch.Tensor]:
-    """The product in float64, and how far from it float32 sums may be."""
+    """The product in float64, and how far from it outputs may be."""
     exact = grouped_mm_reference(*operands(variant), offs_of(variant.ends))
-    return exact, error_bound(exact, torch.float32)
+    return exact, error_bound(exact, variant.out)
 
 
 @contextmanager
 def planted(folder: Path, replacements: tuple[Replacement, ...]) -> Iterator[None]:
     """Inside, kernels come from a new copy in ``folder`` with replacements, for a new Hopper."""
-    with sm100.planted(folder, (FEW_WIDTHS, *replacements), arch="sm_90"):
+    with sm100.planted(folder, replacements, arch="sm_90"):
         yield
 
 
@@ -87,9 +113,13 @@ def complaint(variant: Variant, schedule: Schedule) -> str:
     """What is wrong with a product under a schedule: a report, "wrong: ...", or "": nothing."""
     x, w = operands(variant)
     end = variant.ends[-1]
-    out = torch.full((end + 2, variant.n), float("nan"))
+    out = torch.full((end + 2, variant.n), float("nan"), dtype=variant.out)
     order, seed = schedule
-    with on_hopper(cluster=2, order=order, seed=seed, max_instructions=MAX_INSTRUCTIONS):
+    emulation: dict[str, Any] = {"order": order, "seed": seed}
+    with (
+        patch.object(sm90, "_ctas", lambda product, config, device: config.cluster),
+        on_hopper(config=variant.config, max_instructions=MAX_INSTRUCTIONS, **emulation),
+    ):
         try:
             nibblas.grouped_mm(x, w, offs_of(variant.ends), out=out, backend="emulated")
         except EmulationError as error:

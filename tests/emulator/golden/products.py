@@ -1,4 +1,4 @@
-"""Products by the shipped portable kernel, to be compared bit for bit between GPU and emulator."""
+"""Products by shipped kernels, to be compared bit for bit between GPU and emulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tests.emulator.golden.draw import Draw
 
 @dataclass(frozen=True)
 class Product:
-    """One packed product. activations: "fp16", "bf16", "nvfp4"; m: rows of every group."""
+    """One packed product. activations: "fp16", "bf16", "nvfp4"; m: rows of every group.
+
+    backend: that computes it.
+    """
 
     activations: str
     m: tuple[int, ...]
@@ -26,6 +29,13 @@ class Product:
     layout: Any = "linear"
     epilogue: bool = False
     seed: int = 1
+    backend: str = "portable"
+
+    @property
+    def name(self) -> str:
+        rows = "_".join(map(str, self.m))
+        by = "" if self.backend == "portable" else f"{self.backend}_"
+        return f"{by}{self.activations}_m{rows}_n{self.n}_k{self.k}_{self.layout}"
 
 
 def _array(draw: Draw, shape: tuple[int, ...], **scales: Any) -> NVFP4Array:
@@ -66,18 +76,20 @@ def operands(product: Product) -> dict[str, Any]:
 
 
 def compute(product: Product, device: str) -> np.ndarray:
-    """Bytes of the output of the portable kernel: on a GPU, or emulated for CPU tensors."""
-    backend = "portable" if device == "cuda" else "emulated"
+    """Bytes of the output of the product's kernel: on a GPU, or emulated for CPU tensors."""
+    backend = product.backend if device == "cuda" else "emulated"
     arguments: dict[str, Any] = {
         name: value.to(device) if isinstance(value, (torch.Tensor, NVFP4Array)) else value
         for name, value in operands(product).items()
     }
-    y = nibblas.grouped_mm(**arguments, backend=backend)
+    # Where a Hopper kernel can take it, that is the one for batches of any size.
+    invariant = product.backend == "sm90"
+    y = nibblas.grouped_mm(**arguments, backend=backend, batch_invariant=invariant)
     return y.cpu().contiguous().view(torch.uint8).numpy()
 
 
 PRODUCTS = {
-    f"{p.activations}_m{'_'.join(map(str, p.m))}_n{p.n}_k{p.k}_{p.layout}": p
+    p.name: p
     for p in (
         Product("fp16", (3, 0, 1), 40, 256),
         Product("fp16", (17,), 136, 512, layout="blocked", epilogue=True),
@@ -89,5 +101,9 @@ PRODUCTS = {
         Product("nvfp4", (17, 9), 136, 512, layout="blocked", epilogue=True),
         Product("nvfp4", (5, 2), 24, 80, torch.bfloat16),
         Product("nvfp4", (66,), 16, 768),
+        Product("fp16", (40, 0, 90), 160, 320, layout="blocked", backend="sm90"),
+        Product("fp16", (3, 1), 96, 512, torch.float16, epilogue=True, backend="sm90"),
+        Product("bf16", (257,), 96, 256, torch.bfloat16, epilogue=True, backend="sm90"),
+        Product("nvfp4", (17, 9), 128, 512, layout="blocked", epilogue=True, backend="sm90"),
     )
 }

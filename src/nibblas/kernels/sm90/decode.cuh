@@ -1,30 +1,40 @@
-// Weights decoded in registers, as wgmma's register operand. Lane t of a quad takes 16 bytes of a
-// row that lie together: k = 32t..32t+31 of a stage of 128. Each of its four words of 8 codes feeds
-// two MMAs, so every MMA adds the 16 products of 4 k from each lane of the quad: the portable
-// kernel's order. Tokens are put into that order beforehand (prepare_tokens.cu).
+// Weights decoded in registers, as wgmma's register operand, in the order of K. An MMA takes 16
+// values of a row, a block: two words of 8 codes. Lane t of a quad multiplies the two codes of byte
+// t of each; so the four lanes read the same 16 bytes and each takes its bytes out.
+//
+//   16 bytes of a row, 32 k:   word 0   word 1   word 2   word 3
+//                              MMA 0's 16 k      MMA 1's 16 k
 #pragma once
 
-#include "../common/nvfp4_pairs.cuh"
+#include "../common/nvfp4_ordered.cuh"
 #include "../common/ptx/shared_memory.cuh"
 #include "shared.cuh"
 
 namespace nibblas::sm90 {
 
 #if NIBBLAS_CONFIG_BF16
-using Type = Bf16;
+using Type = OrderedBf16;
 #else
-using Type = Fp16;
+using Type = OrderedFp16;
 #endif
 
-// A lane's part of a stage: 32 codes each of its rows g and g + 8, g = lane / 4, and their scales.
-struct StageWeights {
-  u32 low[4];
-  u32 high[4];
-  ScalePairs low_scales;
-  ScalePairs high_scales;
+// Scales of a stage of a row: 8 blocks.
+struct RowScales {
+  u32 pairs[4];
 };
 
-// Of a word of each row: two of wgmma's A operands.
+struct StageScales {
+  RowScales low;   // of row g
+  RowScales high;  // of row g + 8
+};
+
+// 32 k of both rows.
+struct Codes {
+  u32 low[4];
+  u32 high[4];
+};
+
+// Of 32 k: two of wgmma's A operands.
 struct Fragments {
   u32 of[2][4];
 };
@@ -33,41 +43,66 @@ struct Fragments {
 class Decoder {
  public:
   __device__ explicit Decoder(const Params& p) {
-    const u32 lane = threadIdx.x % kWarpLanes, quarter = threadIdx.x / kWarpLanes % kGroupWarps;
-    const u32 line = lane / 4, t = lane % 4, row = 16 * quarter + line;
+    const u32 quarter = threadIdx.x / kWarpLanes % kGroupWarps;
+    const u32 line = threadIdx.x % kWarpLanes / 4, row = 16 * quarter + line;
     const bool blocked = p.w_scales.layout == ScaleLayout::kBlocked;
-    // TMA's 64-byte swizzle moves 16-byte pieces of a row.
-    codes_ = sizeof(Stage::tokens) + warpgroup() * kCodesBytes + row * kRowBytes +
-             (t ^ row / 2 % 4) * 16;
+    codes_ = sizeof(Stage::tokens) + warpgroup() * kCodesBytes + row * kCodesRowBytes;
     scales_ = sizeof(Stage::tokens) + sizeof(Stage::weights) + warpgroup() * kLinearScalesBytes +
-              (blocked ? t / 2 * 256 + line * 16 + quarter * 4 + t % 2 * 2 : row * 16 + t * 2);
+              (blocked ? line * kLineBytes + quarter * 4 : row * kLineBytes);
+    half_step_ = blocked ? kBlockedScalesBytes / 2 : 4;
     next_stage_ = blocked ? 0 : 8;
+    byte_ = threadIdx.x % 4 * 0x11 + 0x40;
+  }
+
+  __device__ __forceinline__ Codes load(u32 stage, i32 piece) const {
+    Codes codes;
+    ptx::ld_shared_v4(codes.low, stage + codes_ + piece * 16);
+    ptx::ld_shared_v4(codes.high, stage + codes_ + 8 * kCodesRowBytes + piece * 16);
+    return codes;
   }
 
   // Of the stage that begins at `k`.
-  __device__ __forceinline__ StageWeights load(u32 stage, i32 k) const {
-    StageWeights loaded;
-    ptx::ld_shared_v4(loaded.low, stage + codes_);
-    ptx::ld_shared_v4(loaded.high, stage + codes_ + 8 * kRowBytes);
-    const u32 scales = stage + scales_ + (k & kStageK ? next_stage_ : 0);
-    loaded.low_scales = Type::scale_pairs(ptx::ld_shared_u16(scales));
-    loaded.high_scales = Type::scale_pairs(ptx::ld_shared_u16(scales + 8 * 16));
-    return loaded;
+  __device__ __forceinline__ StageScales load_scales(u32 stage, i32 k) const {
+    const u32 first = stage + scales_ + (k & kStageK ? next_stage_ : 0);
+    StageScales scales;
+#pragma unroll
+    for (i32 half = 0; half < kHalves; ++half) {
+      const u32 at = first + half * half_step_;
+      convert(ptx::ld_shared_u32(at), half, scales.low);
+      convert(ptx::ld_shared_u32(at + 8 * kLineBytes), half, scales.high);
+    }
+    return scales;
+  }
+
+  // Of the stage's piece of 32 k.
+  __device__ __forceinline__ Fragments decode(const Codes& codes, const StageScales& scales,
+                                              i32 piece) const {
+    const OrderedPairs low = Type::decode(bytes_of(codes.low), scales.low.pairs[piece]);
+    const OrderedPairs high = Type::decode(bytes_of(codes.high), scales.high.pairs[piece]);
+    return {{{low.of[0], high.of[0], low.of[1], high.of[1]},
+             {low.of[2], high.of[2], low.of[3], high.of[3]}}};
   }
 
  private:
-  static constexpr u32 kRowBytes = kStageK / 2;
+  static constexpr u32 kLineBytes = 16;  // of scales
+
+  static __device__ __forceinline__ void convert(u32 four, i32 half, RowScales& scales) {
+    scales.pairs[2 * half] = Type::scale_pair(static_cast<u16>(four));
+    scales.pairs[2 * half + 1] = Type::scale_pair(static_cast<u16>(four >> 16));
+  }
+
+  // The lane's byte of each word.
+  __device__ __forceinline__ u32 bytes_of(const u32 (&words)[4]) const {
+    constexpr u32 kLowHalves = 0x5410;
+    return ptx::prmt<kLowHalves>(ptx::prmt(words[0], words[1], byte_),
+                                 ptx::prmt(words[2], words[3], byte_));
+  }
 
   u32 codes_;
   u32 scales_;
+  u32 half_step_;
   u32 next_stage_;
+  u32 byte_;
 };
-
-static __device__ __forceinline__ Fragments decode(const StageWeights& weights, i32 word) {
-  const Pairs low = decode_pairs<Type>(weights.low[word], weights.low_scales.of[word / 2]);
-  const Pairs high = decode_pairs<Type>(weights.high[word], weights.high_scales.of[word / 2]);
-  return {{{low.of[0], high.of[0], low.of[1], high.of[1]},
-           {low.of[2], high.of[2], low.of[3], high.of[3]}}};
-}
 
 }  // namespace nibblas::sm90

@@ -1,134 +1,167 @@
 // From fp32 sums to outputs, in this order: s = w_global * x_global; s *= alpha; y = sum * s;
 // y *= row_scale; y += bias; out = cast(y).
 //
-// A lane's sums are two columns of the output for every fourth pair of tokens. They are turned
-// round in shared memory, 16 tokens x 16 columns of a warp at a time: then a lane has 8 columns of
-// one token, the same columns every time.
+// A lane's sums are two columns of the output for every fourth pair of tokens. 16-bit outputs are
+// turned round in shared memory, 32 tokens x 16 columns of a warp at a time, where the warp's codes
+// of the last stage were: then a lane has 8 columns of a token.
 #pragma once
 
 #include "../common/elements.cuh"
 #include "../common/output_factors.cuh"
+#include "../common/ptx/store_matrix.cuh"
 #include "multiply.cuh"
 
 namespace nibblas::sm90 {
 
 // Undoes the power of two that the decode left out (decoded tokens too); exact.
-constexpr float kSumScale = Config::kDecodedTokens ? 1 << 2 * kDecodeShift : 1 << kDecodeShift;
+constexpr i32 kSumShift = Type::kShift + (Config::kDecodedTokens ? OrderedFp16::kShift : 0);
+constexpr float kSumScale = static_cast<float>(1 << kSumShift);
 
 // First of the warp's 16 columns of a unit.
 static __device__ __forceinline__ i64 first_column(i32 unit) {
   const i32 quarter = threadIdx.x / kWarpLanes % kGroupWarps;
-  return static_cast<i64>(unit / 2) * kAtomRows + 32 * quarter + unit % 2 * 16;
+  return static_cast<i64>(unit / kAtomUnits) * kAtomRows + 32 * quarter + unit % kAtomUnits * 16;
 }
 
 class Output {
  public:
-  __device__ Output(const Params& p, const Step& at, i32 unit, Shared& shared)
+  __device__ Output(const Params& p, const Step& at, i32 unit)
       : p_(p),
-        at_(at),
+        token_row_(at.token_row),
+        tokens_(at.tokens),
         warp_column_(first_column(unit)),
-        column_(warp_column_ + lane() % 2 * kLaneColumns),
-        element_(static_cast<i32>(bytes_of(p.out_type))),
-        row_bytes_(p.out_row_stride * element_),
-        to_(static_cast<u8*>(p.out) + (at.token_row + lane() / 2) * row_bytes_ +
-            column_ * p.out_column_stride * element_),
-        turned_(ptx::shared_address(&shared.turned[threadIdx.x / kWarpLanes])) {
+        element_(static_cast<i32>(bytes_of(p.out_type))) {
     if (warp_column_ >= p.n) return;
-    const i32 column = lane() % kTurnedColumns;
-    const ColumnFactors factors = load_column_factors(p, at.group, warp_column_ + column);
-    ptx::st_shared_f32(turned_ + kScaleAt + column * sizeof(float), factors.scale);
-    ptx::st_shared_f32(turned_ + kBiasAt + column * sizeof(float), factors.bias);
-    __syncwarp();
-    in_rows_ = p.out_column_stride == 1 && (reinterpret_cast<u64>(p.out) | row_bytes_) % 16 == 0;
+    low_ = load_column_factors(p, at.group, warp_column_ + lane() / 4);
+    high_ = load_column_factors(p, at.group, warp_column_ + lane() / 4 + 8);
   }
 
+  // `stage`: one that has been multiplied and is not released.
   template <i32 kTokens>
-  __device__ __forceinline__ void write(const Sums<kTokens>& sums) const {
+  __device__ __forceinline__ void write(Sums<kTokens>& sums, u32 stage) const {
     if (warp_column_ >= p_.n) return;  // N is a multiple of 32: the warp's columns exist or not
-    const u32 from = turned_ + lane() % 4 * 2 * kTurnedRowBytes + lane() / 4 * sizeof(float);
-#pragma unroll
-    for (i32 token = 0; token < kTokens; token += kTurnedTokens) {
-      if (token >= at_.tokens) break;
-#pragma unroll
-      for (i32 i = 0; i < 8; ++i) {
-        const u32 row = i / 4 * 8 + i % 2, column = i / 2 % 2 * 8;
-        ptx::st_shared_f32(from + row * kTurnedRowBytes + column * sizeof(float),
-                           sums.of[token / 2 + i]);
-      }
-      __syncwarp();
-      if (token + lane() / 2 < at_.tokens) store(token);
-      __syncwarp();
+    const i64 row_bytes = p_.out_row_stride * element_;
+    const bool in_rows = p_.out_type != ElementType::kFp32 && p_.out_column_stride == 1 &&
+                         (reinterpret_cast<u64>(p_.out) | static_cast<u64>(row_bytes)) % 16 == 0;
+    u8* to = static_cast<u8*>(p_.out) + token_row_ * row_bytes +
+             warp_column_ * p_.out_column_stride * element_;
+    u8* to_of_lane = to + lane() / 2 * row_bytes + lane() % 2 * 16;
+    if (in_rows && p_.row_scale == nullptr) {
+      write_turned<kTokens, false>(sums, room_of_warp(stage), to_of_lane, row_bytes);
+    } else if (in_rows) {
+      write_turned<kTokens, true>(sums, room_of_warp(stage), to_of_lane, row_bytes);
+    } else {
+      write_elements(sums, to, row_bytes);
     }
   }
 
  private:
-  static constexpr i32 kLaneColumns = 8;
-  static constexpr u32 kScaleAt = sizeof(Turned::sums), kBiasAt = kScaleAt + sizeof(Turned::scale);
+  static constexpr i32 kTurnedTokens = 32;
+  static constexpr u32 kTokenBytes = 32;  // of a warp's 16 columns
+
+  // Of 8 tokens: the lane's two rows, two tokens each.
+  struct Finished {
+    float low[2];
+    float high[2];
+  };
 
   static __device__ __forceinline__ i32 lane() { return threadIdx.x % kWarpLanes; }
 
-  static __device__ __forceinline__ float finished(float sum, float scale, float row_scale,
-                                                   float bias) {
-    return __fadd_rn(sum * kSumScale * scale * row_scale, bias);
+  static __device__ __forceinline__ float finished(float sum, const ColumnFactors& factors,
+                                                   float row_scale) {
+    return __fadd_rn(sum * kSumScale * factors.scale * row_scale, factors.bias);
   }
 
-  // The lane's columns of one token.
-  __device__ __forceinline__ void store(i32 token) const {
-    const float row_scale =
-        p_.row_scale == nullptr ? 1 : p_.row_scale[at_.token_row + token + lane() / 2];
-    const u32 first = turned_ + lane() % 2 * kLaneColumns * sizeof(float);
-    u8* to = to_ + token * row_bytes_;
-    if (!in_rows_) {
-      store_elements(first, row_scale, to);
-      return;
-    }
-    float y[kLaneColumns];
-#pragma unroll
-    for (i32 i = 0; i < kLaneColumns; i += 4) {
-      const u32 at = first + i * sizeof(float);
-      float scale[4], bias[4];
-      ptx::ld_shared_v4(&y[i], at + lane() / 2 * kTurnedRowBytes);
-      ptx::ld_shared_v4(scale, at + kScaleAt);
-      ptx::ld_shared_v4(bias, at + kBiasAt);
-#pragma unroll
-      for (i32 j = 0; j < 4; ++j) y[i + j] = finished(y[i + j], scale[j], row_scale, bias[j]);
-    }
-    uint4* vectors = reinterpret_cast<uint4*>(to);
-    if (p_.out_type == ElementType::kFp32) {
-      vectors[0] = {__float_as_uint(y[0]), __float_as_uint(y[1]), __float_as_uint(y[2]),
-                    __float_as_uint(y[3])};
-      vectors[1] = {__float_as_uint(y[4]), __float_as_uint(y[5]), __float_as_uint(y[6]),
-                    __float_as_uint(y[7])};
-    } else if (p_.out_type == ElementType::kFp16) {
-      *vectors = {ptx::cvt_f16x2_f32(y[0], y[1]), ptx::cvt_f16x2_f32(y[2], y[3]),
-                  ptx::cvt_f16x2_f32(y[4], y[5]), ptx::cvt_f16x2_f32(y[6], y[7])};
-    } else {
-      *vectors = {ptx::cvt_bf16x2_f32(y[0], y[1]), ptx::cvt_bf16x2_f32(y[2], y[3]),
-                  ptx::cvt_bf16x2_f32(y[4], y[5]), ptx::cvt_bf16x2_f32(y[6], y[7])};
-    }
+  __device__ __forceinline__ float row_scale_of(i32 token) const {
+    return p_.row_scale == nullptr || token >= tokens_ ? 1 : p_.row_scale[token_row_ + token];
   }
 
-  // For outputs of other strides; small code, since there is a copy for every 16 tokens.
-  __device__ __forceinline__ void store_elements(u32 first, float row_scale, u8* to) const {
+  // Of the 8 tokens from `token` on, whose sums are at `of`.
+  template <bool kRowScale>
+  __device__ __forceinline__ Finished finish(const float* of, i32 token) const {
+    float scales[2] = {1, 1};
+    if constexpr (kRowScale) {
+      scales[0] = row_scale_of(token + lane() % 4 * 2);
+      scales[1] = row_scale_of(token + lane() % 4 * 2 + 1);
+    }
+    return {{finished(of[0], low_, scales[0]), finished(of[1], low_, scales[1])},
+            {finished(of[2], high_, scales[0]), finished(of[3], high_, scales[1])}};
+  }
+
+  // Where the warp's own codes were: nobody else reads or writes there before the stage is
+  // released.
+  static __device__ __forceinline__ u32 room_of_warp(u32 stage) {
+    static_assert(kTurnedTokens * kTokenBytes <= 16 * kCodesRowBytes, "of the warp's rows");
+    const u32 quarter = threadIdx.x / kWarpLanes % kGroupWarps;
+    return stage + static_cast<u32>(sizeof(Stage::tokens)) + warpgroup() * kCodesBytes +
+           16 * quarter * kCodesRowBytes;
+  }
+
+  template <i32 kTokens, bool kRowScale>
+  __device__ __forceinline__ void write_turned(const Sums<kTokens>& sums, u32 room, u8* to,
+                                               i64 row_bytes) const {
+#pragma unroll
+    for (i32 first = 0; first < kTokens; first += kTurnedTokens) {
+      if (first >= tokens_) break;
+#pragma unroll
+      for (i32 token = 0; token < min(kTurnedTokens, kTokens - first); token += 8) {
+        const Finished y = finish<kRowScale>(&sums.of[(first + token) / 2], first + token);
+        // Lane l < 16 says where 8 columns of a token go: of token l % 8, the lower or upper ones.
+        ptx::stmatrix_x2_trans(room + turned_place(token + lane() % 8, lane() / 8 % 2),
+                               packed(y.low), packed(y.high));
+      }
+      __syncwarp();
+#pragma unroll
+      for (i32 token = 0; token < min(kTurnedTokens, kTokens - first); token += 16) {
+        if (first + token + lane() / 2 >= tokens_) continue;
+        u32 columns[4];
+        ptx::ld_shared_v4(columns, room + turned_place(token + lane() / 2, lane() % 2));
+        *reinterpret_cast<uint4*>(to + (first + token) * row_bytes) = {columns[0], columns[1],
+                                                                       columns[2], columns[3]};
+      }
+      __syncwarp();
+    }
+    ptx::fence_proxy_async();  // TMA writes there next
+  }
+
+  // Of 8 columns of a token; so that lanes that access together meet different banks.
+  static __device__ __forceinline__ u32 turned_place(i32 token, i32 half) {
+    return token * kTokenBytes + (half ^ token / 4 % 2) * 16;
+  }
+
+  __device__ __forceinline__ u32 packed(const float (&y)[2]) const {
+    return p_.out_type == ElementType::kFp16 ? ptx::cvt_f16x2_f32(y[0], y[1])
+                                             : ptx::cvt_bf16x2_f32(y[0], y[1]);
+  }
+
+  // fp32 outputs, and any strides. One copy of the code for all tokens, to which the sums move up:
+  // registers cannot be told apart at run time.
+  template <i32 kTokens>
+  __device__ __forceinline__ void write_elements(Sums<kTokens>& sums, u8* to, i64 row_bytes) const {
+    const i64 column_bytes = p_.out_column_stride * element_;
+    u8* low = to + lane() / 4 * column_bytes + lane() % 4 * 2 * row_bytes;
+    u8* high = low + 8 * column_bytes;
 #pragma unroll 1
-    for (i32 i = 0; i < kLaneColumns; ++i, first += sizeof(float)) {
-      const float sum = ptx::ld_shared_f32(first + lane() / 2 * kTurnedRowBytes);
-      const float y = finished(sum, ptx::ld_shared_f32(first + kScaleAt), row_scale,
-                               ptx::ld_shared_f32(first + kBiasAt));
-      store_element(to, p_.out_type, y);
-      to += p_.out_column_stride * element_;
+    for (i32 token = 0; token < tokens_; token += 8) {
+      const Finished y = finish<true>(sums.of, token);
+#pragma unroll
+      for (i32 i = 0; i < 2; ++i) {
+        if (token + lane() % 4 * 2 + i >= tokens_) continue;
+        store_element(low + (token + i) * row_bytes, p_.out_type, y.low[i]);
+        store_element(high + (token + i) * row_bytes, p_.out_type, y.high[i]);
+      }
+#pragma unroll
+      for (i32 i = 4; i < kTokens / 2; ++i) sums.of[i - 4] = sums.of[i];
     }
   }
 
   const Params& p_;
-  const Step& at_;
+  i64 token_row_;
+  i32 tokens_;
   i64 warp_column_;
-  i64 column_;
   i32 element_;
-  i64 row_bytes_;
-  u8* to_;
-  u32 turned_;
-  bool in_rows_ = false;
+  ColumnFactors low_{};  // of the lane's rows of the MMA
+  ColumnFactors high_{};
 };
 
 }  // namespace nibblas::sm90

@@ -12,6 +12,7 @@
 //
 // Accumulation: a row's sum over K is one chain of MMAs of 16 values in the order of K, so a
 // token's result does not depend on its group's size, on other groups, or on the grid.
+#include "../common/ptx/grid.cuh"
 #include "copies.cuh"
 #include "epilogue.cuh"
 
@@ -23,35 +24,34 @@ static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches ano
 
 // Registers of a thread: as many as a CTA's threads can have each at the start, then as many as a
 // role needs.
-static_assert(Config::kMultiplyGroups == 2 || Config::kMultiplyGroups == 3,
-              "four leave too few registers for the sums of 128 tokens");
+static_assert(Config::kMultiplyGroups == 2 || Config::kMultiplyGroups == 3, "of these sizes");
 constexpr i32 kProducerRegisters = 56;
 constexpr i32 kMultiplierRegisters = Config::kMultiplyGroups == 2 ? 224 : 152;
 
 // A warpgroup's unit of a step of one width.
 template <i32 kTokens>
 static __device__ __forceinline__ void take_unit(const Params& p, const Step& at,
-                                                 const Decoder& decoder, RingPlace& place,
-                                                 Shared& shared) {
+                                                 const Decoder& decoder, RingPlace& place) {
+  // What the factors take to come is spent multiplying.
+  const Output output(p, at, first_unit_of_cta(at) + warpgroup());
   Sums<kTokens> sums = {};
   multiply_unit<kTokens>(p, decoder, place, sums);
-  const i32 unit = at.first_unit + warpgroup() * Config::kCluster + cta_rank();
-  Output(p, at, unit, shared).write<kTokens>(sums);
+  output.write<kTokens>(sums, place.stage_before());
+  place.release_before_if(true);
 }
 
 // Finds the width among kWidths[kBegin..kEnd - 1]. Not by a switch: ptxas does not follow wgmma
 // through a table of jumps.
 template <i32 kBegin, i32 kEnd>
 static __device__ __forceinline__ void take_unit_of(const Params& p, const Step& at,
-                                                    const Decoder& decoder, RingPlace& place,
-                                                    Shared& shared) {
+                                                    const Decoder& decoder, RingPlace& place) {
   constexpr i32 kMiddle = (kBegin + kEnd) / 2;
   if constexpr (kEnd - kBegin == 1) {
-    take_unit<kWidths[kBegin]>(p, at, decoder, place, shared);
+    take_unit<kWidths[kBegin]>(p, at, decoder, place);
   } else if (at.width < kWidths[kMiddle]) {
-    take_unit_of<kBegin, kMiddle>(p, at, decoder, place, shared);
+    take_unit_of<kBegin, kMiddle>(p, at, decoder, place);
   } else {
-    take_unit_of<kMiddle, kEnd>(p, at, decoder, place, shared);
+    take_unit_of<kMiddle, kEnd>(p, at, decoder, place);
   }
 }
 
@@ -66,17 +66,18 @@ static __device__ __forceinline__ void skip_step(const Params& p, RingPlace& pla
 }
 
 static __device__ __forceinline__ void multiply(const Params& p, Shared& shared) {
+  ptx::griddepcontrol_wait();  // before anything is written over what they read
   const Decoder decoder(p);
   RingPlace place(shared);
   while (true) {
     place.wait_until_full();
     const Step at = place.step();
     if (at.width == 0) return;
-    if (at.units <= cta_rank() + warpgroup() * Config::kCluster) {
+    if (warpgroup() >= units_of_cta(at)) {
       skip_step(p, place);
       continue;
     }
-    take_unit_of<0, sizeof(kWidths) / sizeof(i32)>(p, at, decoder, place, shared);
+    take_unit_of<0, kWidthCount>(p, at, decoder, place);
   }
 }
 
@@ -88,27 +89,24 @@ static __device__ __forceinline__ void sync_cluster() {
   }
 }
 
-static __device__ __forceinline__ void produce(const Params& p, Shared& shared) {
-  const i32 clusters = static_cast<i32>(gridDim.x) / Config::kCluster;
-  const i32 cta_units = choose_cta_units(p, shared.ends, clusters);
-  if (ptx::elect_sync()) copy_operands(p, cta_units, shared);
-  __syncwarp();
-}
-
 static __device__ __forceinline__ void run(const Params& p, Shared& shared) {
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
+  ptx::griddepcontrol_launch_dependents();
   if (threadIdx.x == 0) {
     init_barriers(shared);
     ptx::fence_mbarrier_init();
   }
-  if (warp == kProducerWarp) {
-    if (ptx::elect_sync()) prefetch_maps(p);
-    read_offs(p, shared.ends);
-  }
+  if (warp == kProducerWarp && ptx::elect_sync()) prefetch_maps(p);
   sync_cluster();
   if (warp >= kMultiplyWarps) {
+    Cut cut{};
+    if (warp == kProducerWarp) {
+      ptx::griddepcontrol_wait();  // for what launches before have written
+      read_offs(p, shared.ends);
+      cut = best_cut(p, shared.ends);
+    }
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (warp == kProducerWarp) produce(p, shared);
+    if (warp == kProducerWarp) copy_operands(p, cut, shared);
   } else {
     ptx::setmaxnreg_inc<kMultiplierRegisters>();
     multiply(p, shared);

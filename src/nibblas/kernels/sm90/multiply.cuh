@@ -1,11 +1,9 @@
 // The multiplying warpgroups: weights decoded in registers, wgmma with the tokens, fp32 sums.
 //
-//   wgmma, a word's first 16 k  | runs
-//   decode the next word        | runs
-//   wgmma, its last 16 k        | runs
-//   wait for the first one      |
-//
-// A word of codes is 32 values along K of the quad: two wgmma.
+//   wait until the MMAs of the piece before last are complete: they have read their operands
+//   decode a piece of 32 k        | the MMAs of the piece before run, and other warpgroups'
+//   wgmma with its first 16 k     |
+//   wgmma with its last 16 k      |
 #pragma once
 
 #include "../common/ptx/wgmma.cuh"
@@ -32,39 +30,40 @@ static __device__ __forceinline__ void multiply_add(Sums<kTokens>& sums, const u
   ptx::wgmma_commit_group();
 }
 
-// The tokens of a stage's MMA: 32 bytes of each row of 128.
+// From a stage's tokens to those of one of its MMAs, 32 bytes of each row of 128; in 16 bytes.
 template <i32 kTokens>
-static __device__ __forceinline__ u64 mma_tokens(u32 stage_sixteenth, i32 mma) {
-  return ptx::wgmma_descriptor_128b(stage_sixteenth +
-                                    (mma / 4 * kTokens * kTokenRowBytes + mma % 4 * 32) / 16);
+static __device__ constexpr u32 tokens_of_mma(i32 mma) {
+  return (mma / 4 * kTokens * kTokenRowBytes + mma % 4 * 32) / 16;
 }
 
-// Sums over all of K of the warpgroup's unit of a step with its tokens.
+// Sums over all of K of the warpgroup's unit of a step with its tokens. The last stage is not
+// released.
 template <i32 kTokens>
 static __device__ __forceinline__ void multiply_unit(const Params& p, const Decoder& decoder,
                                                      RingPlace& place, Sums<kTokens>& sums) {
-  constexpr i32 kWords = 4;
+  constexpr i32 kPieces = 4;
   const i32 k_end = static_cast<i32>(p.k);
 #pragma unroll 1
   for (i32 k = 0; k < k_end; k += kStageK) {
     place.wait_until_full();
-    const u32 tokens = place.stage() / 16;
-    const StageWeights weights = decoder.load(place.stage(), k);
-    Fragments next = decode(weights, 0);
+    const u32 stage = place.stage();
+    // The same for all lanes, which ptxas cannot know: descriptors are made in uniform registers.
+    const u64 tokens = ptx::wgmma_descriptor_128b(__shfl_sync(kAllLanes, stage / 16, 0));
+    const StageScales scales = decoder.load_scales(stage, k);
+    Codes codes = decoder.load(stage, 0);
 #pragma unroll
-    for (i32 word = 0; word < kWords; ++word) {
-      const Fragments fragments = next;
-      multiply_add<kTokens>(sums, fragments.of[0], mma_tokens<kTokens>(tokens, 2 * word));
-      if (word + 1 < kWords) next = decode(weights, word + 1);
-      multiply_add<kTokens>(sums, fragments.of[1], mma_tokens<kTokens>(tokens, 2 * word + 1));
-      ptx::wgmma_wait_group<1>();
+    for (i32 piece = 0; piece < kPieces; ++piece) {
       // All of the stage before has been multiplied.
-      if (word == 0) place.release_before_if(k > 0);
+      if (piece == 1) place.release_before_if(k > 0);
+      const Fragments fragments = decoder.decode(codes, scales, piece);
+      if (piece + 1 < kPieces) codes = decoder.load(stage, piece + 1);
+      multiply_add<kTokens>(sums, fragments.of[0], tokens + tokens_of_mma<kTokens>(2 * piece));
+      multiply_add<kTokens>(sums, fragments.of[1], tokens + tokens_of_mma<kTokens>(2 * piece + 1));
+      ptx::wgmma_wait_group<1>();
     }
     place.advance();
   }
   ptx::wgmma_wait_group<0>();
-  place.release_before_if(true);
 }
 
 }  // namespace nibblas::sm90

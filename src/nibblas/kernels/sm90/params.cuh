@@ -7,12 +7,13 @@
 
 namespace nibblas::sm90 {
 
-// Token boxes have 128, 64, 32 and 16 rows.
-constexpr i32 kTokenBoxes = 4;
+constexpr i32 kWidths[] = {NIBBLAS_CONFIG_WIDTHS};  // that tiles of tokens are rounded up to
+constexpr i32 kWidthCount = sizeof(kWidths) / sizeof(i32);
 
 struct Params : Product {
-  ptx::TensorMap x_maps[kTokenBoxes];  // [rows][K]: boxes of [128 >> i][64]
-  ptx::TensorMap w_map;                // [groups][N / 32][32][K / 2] codes: boxes of [1][4][16][64]
+  // [K / 64][rows][64]: a tile of each width, boxes of [2 / kCluster][width][64]
+  ptx::TensorMap x_maps[kWidthCount];
+  ptx::TensorMap w_map;  // [groups][N / 32][32][K / 2] codes: boxes of [1][4][16][64]
   // [groups][N / 32][32][K / 16] linear scales: boxes of [1][4][16][16]; or
   // [groups][row atoms][k atoms][512] blocked ones: boxes of [1][1][2][256]
   ptx::TensorMap w_scales_map;

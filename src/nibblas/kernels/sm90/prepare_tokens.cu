@@ -1,15 +1,9 @@
-// Tokens made ready for the wgmma kernel: 16-bit values in the order in which weights are decoded
-// (decode.cuh), rows of whole stages of 128 values, zeros past K. NVFP4 tokens are decoded on the
-// way: value * scale * 2^-kDecodeShift, exact.
-//
-//   a lane: word w (8 values) of each quarter of a stage   -->   64 bytes that lie together
-//
-//     k = 32t + 8w + 0..7, t = 0..3: pairs (k0,k4) (k1,k5) (k2,k6) (k3,k7) of each t
-//     piece x = 0..3: pair x of t = 0, 1, 2, 3, which lanes 0..3 of a quad multiply with theirs
+// Tokens made ready for the wgmma kernel: rows of 16-bit values that TMA can copy. NVFP4 tokens are
+// decoded on the way: value * scale * 2^-OrderedFp16::kShift, exact. A lane has 8 values.
 //
 // Rows that no group uses are prepared by somebody's scales, or not at all.
 #include "../common/block_scheduler.cuh"
-#include "../common/nvfp4_pairs.cuh"
+#include "../common/nvfp4_ordered.cuh"
 #include "../common/product.cuh"
 #include "../common/ptx/grid.cuh"
 #include "config.h"
@@ -17,13 +11,11 @@
 namespace nibblas::sm90 {
 
 struct PrepareParams : Product {
-  uint4* prepared;  // [rows][stages * 16]
+  uint4* prepared;  // [rows][K / 8]
 };
 
 constexpr i32 kWarps = Config::kThreads / kWarpLanes;
-constexpr i32 kStageK = 128;
-constexpr i32 kStageWords = 4;  // of a quarter
-constexpr i32 kQuarterK = kStageK / 4;
+constexpr i32 kLaneK = 8;
 
 // Row of the scales of a token, or -1: no group wants it. By a warp together.
 #if NIBBLAS_CONFIG_NVFP4
@@ -71,64 +63,46 @@ static __device__ __forceinline__ u32 read_codes(const Product& p, const u8* fro
   return from[0] | from[1] << 8 | from[2] << 16 | static_cast<u32>(from[3]) << 24;
 }
 
-static __device__ __forceinline__ Pairs read_pairs(const Product& p, i64 row, i64 scale_row,
-                                                   i32 k) {
+static __device__ __forceinline__ uint4 read_values(const Product& p, i64 row, i64 scale_row,
+                                                    i32 k) {
   const i64 block = k / static_cast<i32>(kScaleBlock);
   const i64 at = p.x_scales.layout == ScaleLayout::kBlocked
                      ? blocked_offset(scale_row, block, p.k / kScaleBlock)
                      : scale_row * p.x_scales.row_bytes + block;
   const u32 codes = read_codes(p, p.x.bytes + row * p.x.row_bytes + k / 2);
-  return decode_pairs<Fp16>(codes, Fp16::scale_pairs(p.x_scales.bytes[at]).of[0]);
+  const u16 scale = p.x_scales.bytes[at];
+  const OrderedPairs v =
+      OrderedFp16::decode(codes, OrderedFp16::scale_pair(static_cast<u16>(scale | scale << 8)));
+  return {v.of[0], v.of[1], v.of[2], v.of[3]};
 }
 #else
 static __device__ __forceinline__ i64 find_scale_row(const Product& p, i64 row) {
   return p.max_m > 0 && row % p.max_m >= p.offs[row / p.max_m] ? -1 : row;
 }
 
-static __device__ __forceinline__ Pairs read_pairs(const Product& p, i64 row, i64, i32 k) {
+static __device__ __forceinline__ uint4 read_values(const Product& p, i64 row, i64, i32 k) {
   const u8* from = p.x.bytes + row * p.x.row_bytes + k * 2;
+  if (p.x.vector == 16) return *reinterpret_cast<const uint4*>(from);
+  const u16* values = reinterpret_cast<const u16*>(from);
   u32 v[4];
-  if (p.x.vector == 16) {
-    const uint4 all = *reinterpret_cast<const uint4*>(from);
-    v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
-  } else {
-    const u16* values = reinterpret_cast<const u16*>(from);
 #pragma unroll
-    for (i32 i = 0; i < 4; ++i) v[i] = values[2 * i] | static_cast<u32>(values[2 * i + 1]) << 16;
-  }
-  return interleave_pairs(v[0], v[1], v[2], v[3]);
+  for (i32 i = 0; i < 4; ++i) v[i] = values[2 * i] | static_cast<u32>(values[2 * i + 1]) << 16;
+  return {v[0], v[1], v[2], v[3]};
 }
 #endif
 
-// A lane's word of each quarter of a stage of a row.
-static __device__ __forceinline__ void prepare_words(const PrepareParams& p, i64 row, i64 scale_row,
-                                                     i32 stage, i32 word, i32 stages) {
-  Pairs pairs[4];
-#pragma unroll
-  for (i32 t = 0; t < 4; ++t) {
-    const i32 k = stage * kStageK + t * kQuarterK + word * 8;
-    pairs[t] = k < p.k ? read_pairs(p, row, scale_row, k) : Pairs{};
-  }
-  uint4* to = p.prepared + (row * stages + stage) * (kStageK / 8) + word * 4;
-#pragma unroll
-  for (i32 x = 0; x < 4; ++x) {
-    to[x] = {pairs[0].of[x], pairs[1].of[x], pairs[2].of[x], pairs[3].of[x]};
-  }
-}
-
-// A warp takes 32 words of one row.
+// A warp takes 32 lanes' values of one row.
 static __device__ void prepare(const PrepareParams& p) {
   ptx::griddepcontrol_launch_dependents();  // the multiplying launch sets itself up meanwhile
-  const i32 stages = static_cast<i32>(ceil_div(p.k, kStageK));
-  const u32 words = stages * kStageWords, pieces = (words + kWarpLanes - 1) / kWarpLanes;
+  const u32 parts = static_cast<u32>(p.k) / kLaneK;
+  const u32 warps_of_row = (parts + kWarpLanes - 1) / kWarpLanes;
   const i64 warp = static_cast<i64>(blockIdx.x) * kWarps + threadIdx.x / kWarpLanes;
-  const i64 row = warp / pieces;
+  const i64 row = warp / warps_of_row;
   if (row >= p.rows) return;
   const i64 scale_row = find_scale_row(p, row);
-  const u32 at = static_cast<u32>(warp % pieces) * kWarpLanes + threadIdx.x % kWarpLanes;
-  if (scale_row < 0 || at >= words) return;
-  prepare_words(p, row, scale_row, static_cast<i32>(at / kStageWords),
-                static_cast<i32>(at % kStageWords), stages);
+  const u32 part = static_cast<u32>(warp % warps_of_row) * kWarpLanes + threadIdx.x % kWarpLanes;
+  if (scale_row < 0 || part >= parts) return;
+  p.prepared[row * parts + part] = read_values(p, row, scale_row, static_cast<i32>(part) * kLaneK);
 }
 
 }  // namespace nibblas::sm90

@@ -1,17 +1,16 @@
-// Shared memory: a ring of stages of 128 values along K, its barriers, and each multiplying warp's
-// room for turning outputs round.
+// Shared memory: a ring of stages of 128 values along K, and its barriers.
 //
 //   tokens   [64 values along K][token] rows of 128 bytes, 128-byte swizzle
-//   weights  [unit][64 rows] 64 bytes of codes, 64-byte swizzle
+//   weights  [unit][4 quarters][16 lines] 64 bytes of codes
 //   scales   [unit] blocked: [64 values along K][16 lines][4 quarters] 4 bytes
-//                   linear:  [64 rows] 16 bytes, those of 256 values
+//                   linear:  [4 quarters][16 lines] 16 bytes, those of 256 values
 //
 //   full[slot]   the CTA's own copies, the step they belong to and, of a cluster, the other CTA's
 //                tokens
 //   empty[slot]  the multiplying warps of all CTAs of the cluster
 //
-// A unit is 64 weight rows: rows 16h..16h+15 of each quarter of 32 of an atom of 128, h = 0 or 1,
-// whose blocked scales lie together. Warp q of a warpgroup has those of quarter q.
+// A unit is 64 weight rows, half h of an atom of 128, whose blocked scales lie together: lines
+// 16h..16h+15 of each quarter of 32. Warp q of a warpgroup has those of quarter q.
 #pragma once
 
 #include "../common/block_scheduler.cuh"
@@ -25,60 +24,45 @@ namespace nibblas::sm90 {
 constexpr i32 kStageK = 128;
 constexpr i32 kHalfK = 64;  // what a row of 128 bytes holds of the tokens
 constexpr i32 kHalves = kStageK / kHalfK;
-constexpr i32 kMaxTokens = 128;  // of a tile
 constexpr i32 kMaxGroups = 1024;
 
-// Tokens that a tile is rounded up to. Up to 64 decoding takes longer than multiplying anyway; and
-// ptxas keeps wgmma of at most 8 loops apart (C7512 beyond).
-constexpr i32 kWidths[] = {32, 64, 80, 96, 112, 128};
+constexpr i32 kMaxTokens = kWidths[kWidthCount - 1];
 constexpr i32 kUnitRows = 64;
 
-constexpr i32 kMultiplyGroups = Config::kMultiplyGroups;  // warpgroups, a unit each
-constexpr i32 kCtaUnits = kMultiplyGroups;
+constexpr i32 kAtomUnits = 2;
 
 constexpr i32 kGroupWarps = 4;
+constexpr i32 kMultiplyGroups = Config::kMultiplyGroups;  // warpgroups, a unit each
 constexpr i32 kMultiplyWarps = kMultiplyGroups * kGroupWarps;
 constexpr i32 kProducerWarp = kMultiplyWarps;  // of a warpgroup whose others are idle
 constexpr i32 kAllWarps = kMultiplyWarps + kGroupWarps;
 
 constexpr i32 kTokenRowBytes = 128;
+constexpr u32 kCodesRowBytes = kStageK / 2;
 constexpr i32 kCodesBytes = kUnitRows * kStageK / 2;
 constexpr i32 kBlockedScalesBytes = kUnitRows * kStageK / 16;
 constexpr i32 kLinearScalesBytes = kUnitRows * 16;
 
 struct alignas(1024) Stage {
   u8 tokens[kHalves * kMaxTokens * kTokenRowBytes];
-  u8 weights[kCtaUnits][kCodesBytes];
-  u8 scales[kCtaUnits][kLinearScalesBytes];
+  u8 weights[kMultiplyGroups][kCodesBytes];
+  u8 scales[kMultiplyGroups][kLinearScalesBytes];
 };
-
-// What a step costs beside its units, in units: for how many a CTA takes at a time (walk.cuh).
-constexpr i32 kStepCost = 2;
 
 // What a stage belongs to.
 struct alignas(16) Step {
   i64 token_row;  // of x and out
   i32 group;
-  i32 first_unit;
-  i32 units;
+  i32 first_unit;  // of the cluster
+  i32 units;       // of the cluster
+  i32 cta_units;   // of each CTA: those that follow its first
   i32 tokens;
+  i32 width_index;
   i32 width;  // tokens that are copied and multiplied; 0: there are no more steps
-};
-
-// A warp's room: 16 tokens' sums of 16 columns, rows apart so that no two lanes meet in a bank.
-constexpr i32 kTurnedTokens = 16;
-constexpr i32 kTurnedColumns = 16;
-constexpr i32 kTurnedRowBytes = (kTurnedColumns + 4) * sizeof(float);
-
-struct alignas(16) Turned {
-  u8 sums[kTurnedTokens * kTurnedRowBytes];
-  float scale[kTurnedColumns];
-  float bias[kTurnedColumns];
 };
 
 struct Shared {
   Stage stages[Config::kStages];
-  Turned turned[kMultiplyWarps];
   i32 ends[kMaxGroups];
   Step steps[Config::kStages];
   u64 full[Config::kStages];
@@ -87,6 +71,15 @@ struct Shared {
 
 static __device__ __forceinline__ i32 cta_rank() {
   return Config::kCluster == 1 ? 0 : static_cast<i32>(blockIdx.x) % Config::kCluster;
+}
+
+// The CTA's first unit of a step, which may be past its last.
+static __device__ __forceinline__ i32 first_unit_of_cta(const Step& at) {
+  return at.first_unit + at.cta_units * cta_rank();
+}
+
+static __device__ __forceinline__ i32 units_of_cta(const Step& at) {
+  return max(0, min(at.units - at.cta_units * cta_rank(), at.cta_units));
 }
 
 static __device__ __forceinline__ i32 warpgroup() {
@@ -100,7 +93,7 @@ class RingPlace {
       : shared_(shared),
         stages_(ptx::shared_address(shared.stages)),
         full_(ptx::shared_address(shared.full)),
-        empty_there_(full_ + static_cast<u32>(sizeof(Shared::full))),
+        empty_there_(full_ + kEmptyAfterFull),
         arrives_(threadIdx.x % kWarpLanes < Config::kCluster) {
     if constexpr (Config::kCluster > 1) {
       empty_there_ = ptx::mapa(empty_there_, threadIdx.x % Config::kCluster);
@@ -109,19 +102,20 @@ class RingPlace {
 
   __device__ Step& step() const { return shared_.steps[slot_]; }
   __device__ u32 stage() const { return stages_ + slot_ * static_cast<u32>(sizeof(Stage)); }
+  __device__ u32 stage_before() const {
+    return stages_ + slot_before() * static_cast<u32>(sizeof(Stage));
+  }
   __device__ u32 full() const { return full_ + slot_ * kBarrierBytes; }
 
   __device__ void wait_until_full() const { wait(full(), round_); }
   // The first round finds every slot empty: the phase before a barrier's first counts as complete.
-  __device__ void wait_until_empty() const {
-    wait(full() + static_cast<u32>(sizeof(Shared::full)), round_ ^ 1);
-  }
+  __device__ void wait_until_empty() const { wait(full() + kEmptyAfterFull, round_ ^ 1); }
 
   // The warp has read the stage before, where `condition` holds: one arrival at every CTA that
   // copies into it. Without a branch, which would end ptxas's pipeline of wgmma.
   __device__ __forceinline__ void release_before_if(bool condition) const {
-    const u32 slot = slot_ == 0 ? Config::kStages - 1 : slot_ - 1;
-    ptx::mbarrier_arrive_cluster_if(condition && arrives_, empty_there_ + slot * kBarrierBytes);
+    ptx::mbarrier_arrive_cluster_if(condition && arrives_,
+                                    empty_there_ + slot_before() * kBarrierBytes);
   }
 
   __device__ void advance() {
@@ -132,6 +126,11 @@ class RingPlace {
 
  private:
   static constexpr u32 kBarrierBytes = sizeof(u64);
+  static constexpr u32 kEmptyAfterFull = sizeof(Shared::full);
+
+  __device__ __forceinline__ u32 slot_before() const {
+    return slot_ == 0 ? Config::kStages - 1 : slot_ - 1;
+  }
 
   static __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
     while (!ptx::mbarrier_try_wait(barrier, parity)) {

@@ -30,6 +30,13 @@ static __device__ __forceinline__ u32 prmt(u32 a, u32 b) {
   return d;
 }
 
+// The same with a selector that is found at run time: of the lowest 16 bits, nibbles of 0..7.
+static __device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 selector) {
+  u32 d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#logic-and-shift-instructions-lop3
 // Bits of `a` where `mask` has ones, of `b` elsewhere, as one instruction whatever surrounds it.
 static __device__ __forceinline__ u32 select_bits(u32 mask, u32 a, u32 b) {
@@ -43,6 +50,15 @@ static __device__ __forceinline__ u32 select_bits(u32 mask, u32 a, u32 b) {
 static __device__ __forceinline__ u32 both_halves(u16 h) {
   u32 d;
   asm("mov.b32 %0, {%1, %1};" : "=r"(d) : "h"(h));
+  return d;
+}
+
+// Both halves equal to the upper one.
+static __device__ __forceinline__ u32 both_upper_halves(u32 halves) {
+  u32 d;
+  asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high};}"
+      : "=r"(d)
+      : "r"(halves));
   return d;
 }
 

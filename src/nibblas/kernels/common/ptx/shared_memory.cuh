@@ -12,27 +12,22 @@ static __device__ __forceinline__ u16 ld_shared_u16(u32 from) {
   return value;
 }
 
+static __device__ __forceinline__ u32 ld_shared_u32(u32 from) {
+  u32 value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-st
-static __device__ __forceinline__ void st_shared_f32(u32 to, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+static __device__ __forceinline__ void st_shared_v4(u32 to, const uint4& value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
 }
 
 static __device__ __forceinline__ void ld_shared_v4(u32 (&value)[4], u32 from) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])
-               : "r"(from)
-               : "memory");
-}
-
-static __device__ __forceinline__ float ld_shared_f32(u32 from) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-  return value;
-}
-
-static __device__ __forceinline__ void ld_shared_v4(float* value, u32 from) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
                : "r"(from)
                : "memory");
 }
