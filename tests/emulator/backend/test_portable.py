@@ -14,13 +14,13 @@ import torch
 import nibblas
 from nibblas import NVFP4Array
 from nibblas.backends import registry
-from nibblas.backends.base import Operands
 from nibblas.backends.portable import PortableBackend
 from nibblas.emulator import ORDERS, emulating
 from nibblas.emulator.backend import EmulatedBackend, driver_of
 from nibblas.formats.reference import error_bound, grouped_mm_reference, within_bound
 from nibblas.plan.problem import Problem, even_rows, uniform_shapes
 from tests.api.problems import assert_right, offs_of, random_array, random_tokens
+from tests.emulator.backend.unchecked import assert_clamped, unchecked
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -158,40 +158,13 @@ HOSTILE = [[-5, 3, 9], [9, 3, 1], [2**31 - 1, 0, 4], [-(2**31), 2**31 - 1, -1], 
 @pytest.mark.parametrize("masked", [False, True])
 def test_hostile_offsets_are_clamped(entries: list[int], masked: bool) -> None:
     """Past the checks, as contents on a device come: nothing outside the operands is touched."""
-    w = random_array((3, 24, 64), 17)
-    out = torch.full((9, 24), 7.0)
-    product = Operands(
-        x=random_tokens(9, 64, 18, torch.float16),
-        x_scales=None,
-        x_scale_layout="linear",
-        x_scale_start="torch",
-        x_global=None,
-        w=w.codes.view(torch.uint8),
-        w_scales=w.scales.view(torch.uint8),
-        w_scale_layout="linear",
-        w_global=w.global_scale,
-        offs=torch.tensor(entries, dtype=torch.int32),
-        max_m=3 if masked else 0,
-        alpha=None,
-        row_scale=None,
-        bias=None,
-        out=out,
-    )
+    w, x = random_array((3, 24, 64), 17), random_tokens(9, 64, 18, torch.float16)
+    product = unchecked(x, w, entries, max_m=3 if masked else 0)
     shapes = uniform_shapes(even_rows(9, 3), 24, 64)
     problem = Problem(shapes, "fp16", "fp32", form=product.form, rows_known=False)
     backend = registry.get("emulated")
     backend.run([product], backend.plan(problem))
-    previous = 0
-    for g, entry in enumerate(entries):
-        if masked:
-            begin, end = 3 * g, 3 * g + min(max(entry, 0), 3)
-            assert bool((out[end : 3 * g + 3] == 7).all())
-        else:
-            begin, end = previous, min(max(entry, previous), 9)
-            previous = end
-        assert bool((out[begin:end] != 7).any(1).all())
-    if not masked:
-        assert bool((out[previous:] == 7).all())
+    assert_clamped(product)
 
 
 def test_it_is_the_portable_backend_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

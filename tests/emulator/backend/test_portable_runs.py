@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from nibblas.emulator import emulating
 from nibblas.formats.reference import error_bound, grouped_mm_reference, within_bound
 from nibblas.plan.problem import Problem, even_rows, uniform_shapes
 from tests.api.problems import assert_right, offs_of, random_array, random_tokens
+from tests.emulator.backend.unchecked import UNTOUCHED, unchecked
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -91,10 +91,12 @@ def test_hostile_offsets(masked: bool) -> None:
     if not masked:
         entries[127], entries[299] = 3, 2**31 - 1  # else one group takes all rows
     max_m, rows = (2, 2 * GROUPS) if masked else (0, 12)
-    product = hostile(entries, max_m, rows)
+    product = unchecked(
+        random_tokens(rows, 256, 13, torch.float16), weights(), entries, max_m=max_m
+    )
     with emulating("sm_90", num_sms=3):
         run(product, GROUPS)
-    written = (product.out != 7).any(1)
+    written = (product.out != UNTOUCHED).any(1)
     if masked:
         held = torch.arange(2) < torch.tensor(entries).clamp(0, 2)[:, None]
         assert torch.equal(written, held.flatten())
@@ -107,25 +109,3 @@ def test_hostile_offsets(masked: bool) -> None:
 
 def weights() -> NVFP4Array:
     return random_array((GROUPS, 32, 256), 12)
-
-
-def hostile(entries: list[int], max_m: int, rows: int) -> Operands:
-    """Past the checks, as contents on a device come."""
-    w: Any = weights()
-    return Operands(
-        x=random_tokens(rows, 256, 13, torch.float16),
-        x_scales=None,
-        x_scale_layout="linear",
-        x_scale_start="torch",
-        x_global=None,
-        w=w.codes.view(torch.uint8),
-        w_scales=w.scales.view(torch.uint8),
-        w_scale_layout="linear",
-        w_global=w.global_scale,
-        offs=torch.tensor(entries, dtype=torch.int32),
-        max_m=max_m,
-        alpha=None,
-        row_scale=None,
-        bias=None,
-        out=torch.full((rows, 32), 7.0),
-    )
