@@ -78,6 +78,16 @@ static __device__ __forceinline__ void cp_async_bulk_prefetch_tensor_3d(const Te
                : "memory");
 }
 
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk-prefetch-tensor
+static __device__ __forceinline__ void cp_async_bulk_prefetch_tensor_4d(const TensorMap& map,
+                                                                        i32 c0, i32 c1, i32 c2,
+                                                                        i32 c3) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cp-async-bulk
 // Copies adjacent bytes, a multiple of 16 from and to multiples of 16.
 static __device__ __forceinline__ void cp_async_bulk(u32 to, const void* from, u32 bytes,
