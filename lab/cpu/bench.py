@@ -107,9 +107,10 @@ def our_runs(
 ) -> dict[str, Run]:
     library = cpu_library.load()
     orders = (False, True) if invariant else (False,)
+    apart = max(1, len(case.w) // (len(kinds) * len(levels) * len(orders)))
 
-    def run_of(records: list[bytes], level: str) -> Run:
-        return lambda i: library.grouped_mm([records[i % len(records)]], level, threads)
+    def run_of(records: list[bytes], level: str, start: int) -> Run:
+        return lambda i: library.grouped_mm([records[(start + i) % len(records)]], level, threads)
 
     runs: dict[str, Run] = {}
     for tokens in kinds:
@@ -118,7 +119,9 @@ def our_runs(
         exact = grouped_mm_reference(tokens_of(first), weights_of(first), first.offs)
         for level, one_order in itertools.product(levels, orders):
             records = [problem_record(product, one_order) for product in products]
-            run = runs[f"{level} {tokens}{' 1' * one_order}"] = run_of(records, level)
+            # No two read the same copy in a round, and none a copy that another has just read.
+            run = run_of(records, level, len(runs) * apart)
+            runs[f"{level} {tokens}{' 1' * one_order}"] = run
             first.out.fill_(float("nan"))
             run(0)
             check(first, exact)

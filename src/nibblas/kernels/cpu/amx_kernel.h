@@ -7,12 +7,14 @@
 //                                           decode 8 rows of the next 128 values
 //
 // More tokens: a chunk of K is decoded into a panel in L1, then multiplied by two tiles of tokens
-// at a time (b0, b1). The outer loop over chunks keeps the tokens of a chunk in L2.
+// at a time (b0, b1). Where L2 holds the tokens of all of K, a block is the 32 rows of a panel, and
+// weights are read in the order of addresses; else it has more rows, so that L2 holds the tokens of
+// a chunk for all of them.
 //
-//     for up to 256 rows  for 512 values    for 32 rows    decode into the panel
-//                                             for 32 tokens   load sums, 4 dot products per 32
-//                                             values,
-//                                                             store sums
+//     for a block         for 256 values    for 32 rows    decode into the panel
+//                                             for 32 tokens  load sums
+//                                               for 32 values  4 dot products
+//                                               store sums
 //
 // One dot-product instruction adds, for 16 rows and 16 tokens, the products of 32 values: those of
 // the even places to one sum, those of the odd places to another, then both to the tile. Loading
@@ -30,8 +32,9 @@ constexpr i64 kDealtRows = 8;  // decoded after each pair of dot products of the
 static_assert(kStepTiles * kDealtRows == kAmxRows, "a step of dot products decodes a step");
 static_assert(kTileSize == 2 * kDealtRows, "what is dealt out lies in one tile");
 
-constexpr i64 kPanelSteps = 4;  // of 128 values: 512, a panel of 32 KiB
-constexpr i64 kSumRows = 256;   // weight rows whose sums are kept
+constexpr i64 kPanelSteps = 2;                 // of 128 values: 256, a panel of 16 KiB
+constexpr i64 kMostRows = 256;                 // of a block, whose sums are kept
+constexpr i64 kTokenBytesInL2 = i64{5} << 18;  // of the 2 MiB that cores with AMX have, at least
 constexpr i64 kSumTileFloats = kTileSize * kTileSize;
 constexpr i64 kSumPairFloats = 2 * kSumTileFloats;  // of two tiles of rows
 
@@ -72,13 +75,17 @@ class AmxKernel {
 
   static i64 panel_bytes() { return kPanelSteps * kStepBytes; }
   static i64 sum_bytes(const Group& group) {
-    return kSumRows / kAmxRows * ceil_div(group.tokens, kTileSize) * kSumPairFloats * 4;
+    return kMostRows / kAmxRows * ceil_div(group.tokens, kTileSize) * kSumPairFloats * 4;
   }
 
   template <class V>
   void run(i64 row_begin, i64 row_end) {
     const TileRegisters registers(tokens_.columns);
-    if (tokens_.token_tiles > 1) return run_wide<V>(row_begin, row_end);
+    if (tokens_.token_tiles > 1) {
+      const bool fit = tokens_.value_bytes() <= kTokenBytesInL2;
+      return fit ? run_wide<V, kAmxRows>(row_begin, row_end)
+                 : run_wide<V, kMostRows>(row_begin, row_end);
+    }
     for (i64 row = row_begin; row < row_end; row += kAmxRows) {
       const AmxWeights weights(group_, row, min_of(kAmxRows, row_end - row));
       if (tokens_.parts == 1) {
@@ -123,17 +130,19 @@ class AmxKernel {
     order_memory();
   }
 
-  template <class V>
+  template <class V, i64 kBlockRows>
   void run_wide(i64 row_begin, i64 row_end) const {
     const i64 row_sums = tokens_.token_tiles * kSumPairFloats;  // of 32 rows
-    for (i64 first = row_begin; first < row_end; first += kSumRows) {
-      const i64 last = min_of(first + kSumRows, row_end);
+    constexpr AmxWeights::Ahead kAhead =
+        kBlockRows == kAmxRows ? AmxWeights::Ahead::kNextRows : AmxWeights::Ahead::kSameStep;
+    for (i64 first = row_begin; first < row_end; first += kBlockRows) {
+      const i64 last = min_of(first + kBlockRows, row_end);
       const i64 steps = ceil_div(group_.k, kStepK);
       for (i64 step = 0; step < steps; step += kPanelSteps) {
         const i64 chunk = min_of(kPanelSteps, steps - step);
         float* sums = sums_;
         for (i64 row = first; row < last; row += kAmxRows, sums += row_sums) {
-          decode_panel(AmxWeights(group_, row, min_of(kAmxRows, last - row)), step, chunk);
+          decode_panel<kAhead>(AmxWeights(group_, row, min_of(kAmxRows, last - row)), step, chunk);
           multiply_panel(step, chunk, sums);
         }
       }
@@ -144,9 +153,10 @@ class AmxKernel {
     }
   }
 
+  template <AmxWeights::Ahead kAhead>
   void decode_panel(const AmxWeights& weights, i64 step, i64 chunk) const {
     for (i64 s = 0; s < chunk; ++s) {
-      decode_step<AmxWeights::Ahead::kSameStep>(weights, step + s, panel_ + s * kStepBytes);
+      decode_step<kAhead>(weights, step + s, panel_ + s * kStepBytes);
     }
   }
 
@@ -221,20 +231,17 @@ class AmxKernel {
     }
   }
 
+  // Not inlined, so that the registers are its own.
   template <class V>
-  void write_tile(const Tile& tile, const TileColumns& columns, i64 token,
-                  const float* sums) const {
+  __attribute__((noinline)) void write_tile(const Tile& tile, const TileColumns& columns, i64 token,
+                                            const float* sums) const {
     __m512i m[kTileSize];
     for (i64 r = 0; r < kTileSize; ++r) m[r] = load_64_bytes(sums + r * kTileSize);
     transpose(m);
-    const i64 count = min_of(kTileSize, group_.tokens - token);
+    const Group group = group_;  // a copy, since compilers must take it that outputs overlap group_
+    const i64 count = min_of(kTileSize, group.tokens - token);
     for (i64 t = 0; t < count; ++t) {
-      const __m512 values = _mm512_castsi512_ps(m[t]);
-      write_columns<V>(group_, tile, columns, token + t, 0, _mm512_castps512_ps256(values));
-      if (tile.rows > kLanes) {
-        write_columns<V>(group_, tile, columns, token + t, kLanes,
-                         _mm512_extractf32x8_ps(values, 1));
-      }
+      write_columns<V>(group, tile, columns, token + t, 0, _mm512_castsi512_ps(m[t]));
     }
   }
 

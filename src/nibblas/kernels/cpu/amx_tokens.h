@@ -55,35 +55,25 @@ class AmxTokens {
 
   i64 tile_bytes() const { return kTileSize * row_bytes(); }
   i64 row_bytes() const { return columns * 4; }
-  i64 bytes() const { return marks_at() + group_.tokens; }
+  i64 value_bytes() const { return token_tiles * k_tiles * parts * tile_bytes(); }
+  i64 bytes() const { return value_bytes() + group_.tokens; }
 
   const u8* tile(const u8* prepared, i64 token_tile, i64 k_tile) const {
     return prepared + (token_tile * k_tiles + k_tile) * parts * tile_bytes();
   }
   // 1 where the vector kernels must compute the token.
-  const u8* marks(const u8* prepared) const { return prepared + marks_at(); }
+  const u8* marks(const u8* prepared) const { return prepared + value_bytes(); }
 
   // Tokens [begin, end) of one tile.
   void prepare(i64 begin, i64 end, u8* prepared) const {
-    u8* marks = prepared + marks_at();
-    for (i64 t = begin; t < end; ++t) marks[t] = is_extreme(group_, t);
-    u8* to = prepared + begin / kTileSize * k_tiles * parts * tile_bytes();
-    for (i64 k = 0; k < k_tiles * kTileK; k += kTileK, to += parts * tile_bytes()) {
-      __m512i rows[2][kTileSize];
-      for (i64 t = 0; t < kTileSize; ++t) {
-        rows[0][t] = rows[1][t] = _mm512_setzero_si512();
-        if (begin + t < end && k < group_.k && marks[begin + t] == 0) {
-          load_values(begin + t, k, rows[0][t], rows[1][t]);
-        }
-      }
-      for (i64 part = 0; part < parts; ++part) {
-        transpose(rows[part]);
-        const __mmask16 used = static_cast<__mmask16>((1u << columns) - 1);
-        for (i64 pair = 0; pair < kTileSize; ++pair) {
-          _mm512_mask_storeu_epi32(to + part * tile_bytes() + pair * row_bytes(), used,
-                                   rows[part][pair]);
-        }
-      }
+    for (i64 t = begin; t < end; ++t) prepared[value_bytes() + t] = is_extreme(group_, t);
+    switch (group_.x_type) {
+      case NIBBLAS_BFLOAT16:
+        return prepare_as<NIBBLAS_BFLOAT16>(begin, end, prepared);
+      case NIBBLAS_FLOAT16:
+        return prepare_as<NIBBLAS_FLOAT16>(begin, end, prepared);
+      default:
+        return prepare_as<NIBBLAS_E2M1X2>(begin, end, prepared);
     }
   }
 
@@ -97,21 +87,50 @@ class AmxTokens {
   const i64 token_tiles;
 
  private:
-  i64 marks_at() const { return token_tiles * k_tiles * parts * tile_bytes(); }
-
   const u8* row(i64 token) const { return group_.x + token * group_.x_row_bytes; }
 
-  // 32 values from k on, in tile order.
+  template <i64 kType>
+  void prepare_as(i64 begin, i64 end, u8* prepared) const {
+    constexpr int kParts = kType == NIBBLAS_FLOAT16 ? 2 : 1;
+    const u8* marks = this->marks(prepared);
+    u8* to = prepared + begin / kTileSize * k_tiles * kParts * tile_bytes();
+    for (i64 k = 0; k < k_tiles * kTileK; k += kTileK) {
+      __m512i rows[kParts][kTileSize];
+      for (i64 t = 0; t < kTileSize; ++t) {
+        __m512i &first = rows[0][t], &second = rows[kParts - 1][t];
+        if (begin + t < end && k < group_.k && marks[begin + t] == 0) {
+          load_values<kType>(begin + t, k, first, second);
+        } else {
+          first = second = _mm512_setzero_si512();
+        }
+      }
+      for (__m512i(&part)[kTileSize] : rows) {
+        store_transposed(part, to);
+        to += tile_bytes();
+      }
+    }
+  }
+
+  void store_transposed(__m512i (&rows)[kTileSize], u8* to) const {
+    transpose(rows);
+    const __mmask16 used = static_cast<__mmask16>((1u << columns) - 1);
+    const i64 bytes = row_bytes();
+#pragma GCC unroll 16
+    for (i64 pair = 0; pair < kTileSize; ++pair, to += bytes) {
+      _mm512_mask_storeu_epi32(to, used, rows[pair]);
+    }
+  }
+
+  // 32 values from k on, in tile order; `second` of float16 only, else it is `first`.
+  template <i64 kType>
   void load_values(i64 token, i64 k, __m512i& first, __m512i& second) const {
-    switch (group_.x_type) {
-      case NIBBLAS_BFLOAT16:
-        first = _mm512_permutexvar_epi16(load_64_bytes(kOrderOfHalves.of),
-                                         load_words(group_, token, k));
-        return;
-      case NIBBLAS_FLOAT16:
-        return split(load_words(group_, token, k), first, second);
-      default:
-        first = load_codes(token, k);
+    if constexpr (kType == NIBBLAS_E2M1X2) {
+      first = load_codes(token, k);
+    } else if constexpr (kType == NIBBLAS_FLOAT16) {
+      split(load_words(group_, token, k), first, second);
+    } else {
+      first =
+          _mm512_permutexvar_epi16(load_64_bytes(kOrderOfHalves.of), load_words(group_, token, k));
     }
   }
 
@@ -130,13 +149,16 @@ class AmxTokens {
   }
 
   __m512i load_codes(i64 token, i64 k) const {
-    const i64 blocks = min_of(group_.k - k, kTileK) / kScaleBlock;
-    u8 packed[kTileK / 2] = {}, scales[4] = {};
-    __builtin_memcpy(packed, row(token) + k / 2, static_cast<std::size_t>(blocks * 8));
-    // Scales come in fours, of which this is the first or the second half.
-    const i64 before = k / kScaleBlock % 4;
-    copy_scales(group_.x_scales, token, k / kScaleBlock - before, before + blocks, scales);
-    return decode_tile_row(TileOrder::make(), packed, scales[before], scales[before + 1]);
+    const u8* codes = row(token) + k / 2;
+    // Scales come in fours, of which these are the first or the second two.
+    const u8* scales = first_scales(group_.x_scales, token) +
+                       k / (4 * kScaleBlock) * bytes_to_next_scales(group_.x_scales) +
+                       k / kScaleBlock % 4;
+    const TileOrder order = TileOrder::make();
+    if (k + kTileK <= group_.k) return decode_tile_row(order, codes, scales[0], scales[1]);
+    u8 block[kTileK / 2] = {};  // the last one, alone
+    __builtin_memcpy(block, codes, kScaleBlock / 2);
+    return decode_tile_row(order, block, scales[0], 0);
   }
 };
 

@@ -1,7 +1,7 @@
 // NVFP4 values as bfloat16 tile rows for AMX. Code x scale has at most 6 significant bits, so it is
 // exact. A dot product may take its terms in any order, as long as both operands agree: 32 values
-// of a tile row stand in the order in which one shift by 0, 4, 8 or 12 bits takes them from 16
-// packed bytes,
+// of a tile row stand in the order in which VPMULTISHIFTQB, which takes bytes from any bit of their
+// own 64-bit part, takes them from four copies of 16 packed bytes,
 //
 //     place 8 * j + i  holds  k = 4 * i + j         word i of the bytes, nibble j of the word
 #pragma once
@@ -38,22 +38,39 @@ static inline __m256i scaled_codes(u8 scale) {
   return _mm256_load_si256(reinterpret_cast<const __m256i*>(kScaledCodes.of[scale]));
 }
 
-// Shifts of the 32 words, by 128-bit part, and bit 4 where a word belongs to the second block.
+// How the 64 bytes of a tile row index two blocks' 32 bytes of the table: bit 5 is the block, bits
+// 1 to 4 the code, bit 0 the half of the bfloat16.
+struct TileIndices {
+  alignas(64) u8 from_bit[64];  // of the 64-bit part: one before the code
+  alignas(64) u8 block_and_half[64];
+};
+
+static constexpr u8 kCodeBits = 0x1E;
+
+static constexpr TileIndices make_tile_indices() {
+  TileIndices indices{};
+  for (u32 place = 0; place < 32; ++place) {
+    const u32 word = place % 8, nibble = place / 8;
+    for (u32 half = 0; half < 2; ++half) {
+      indices.from_bit[2 * place + half] = static_cast<u8>((word * 16 + nibble * 4 + 63) % 64);
+      indices.block_and_half[2 * place + half] = static_cast<u8>(word / 4 * 32 + half);
+    }
+  }
+  return indices;
+}
+
+static constexpr TileIndices kTileIndices = make_tile_indices();
+
+// The registers of decode_tile_row, for loops that call it.
 struct TileOrder {
-  __m512i shifts;
-  __m512i nibble;
-  __m512i second_block;
+  __m512i from_bit;
+  __m512i code_bits;
+  __m512i block_and_half;
 
   static TileOrder make() {
-    return {_mm512_set_epi64(kNibbles * 12, kNibbles * 12, kNibbles * 8, kNibbles * 8, kNibbles * 4,
-                             kNibbles * 4, 0, 0),
-            _mm512_set1_epi16(0xF),
-            _mm512_set_epi64(kSecond, 0, kSecond, 0, kSecond, 0, kSecond, 0)};
+    return {load_64_bytes(kTileIndices.from_bit), _mm512_set1_epi8(kCodeBits),
+            load_64_bytes(kTileIndices.block_and_half)};
   }
-
- private:
-  static constexpr i64 kNibbles = 0x0001000100010001;
-  static constexpr i64 kSecond = 0x0010001000100010;
 };
 
 // 16 packed bytes, two blocks with a scale each -> a tile row.
@@ -63,10 +80,10 @@ static inline __m512i decode_tile_row(const TileOrder& order, const u8* packed, 
       _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(packed)));
   constexpr int kFirstAndSecondOrThird = 0xEA;
   const __m512i index =
-      _mm512_ternarylogic_epi32(_mm512_srlv_epi16(words, order.shifts), order.nibble,
-                                order.second_block, kFirstAndSecondOrThird);
+      _mm512_ternarylogic_epi32(_mm512_multishift_epi64_epi8(order.from_bit, words),
+                                order.code_bits, order.block_and_half, kFirstAndSecondOrThird);
   const __m512i first = _mm512_castsi256_si512(scaled_codes(first_scale));
-  return _mm512_permutexvar_epi16(index, _mm512_inserti64x4(first, scaled_codes(second_scale), 1));
+  return _mm512_permutexvar_epi8(index, _mm512_inserti64x4(first, scaled_codes(second_scale), 1));
 }
 
 // Where the words of 32 consecutive values go, for a permutation; each value is the upper half of

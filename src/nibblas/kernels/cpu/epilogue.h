@@ -9,8 +9,8 @@ namespace nibblas::cpu {
 
 // Factors and bias of a tile's rows, which are columns of the output.
 struct TileColumns {
-  alignas(32) float scale[kTileRows];
-  alignas(32) float bias[kTileRows];
+  alignas(64) float scale[kTileRows];
+  alignas(64) float bias[kTileRows];
 };
 
 static inline float column_scale(const Group& group, i64 row) {
@@ -46,28 +46,34 @@ static void store_as(u8* to, i64 type, typename V::F32 y) {
   }
 }
 
-// Writes `count` <= 8 neighbouring columns of one output row.
+template <class V>
+static constexpr i64 kLanesOf = sizeof(typename V::F32) / sizeof(float);
+
+// Writes `count` neighbouring columns of one output row, at most as many as there are lanes.
 template <class V>
 static void store_columns(const Group& group, i64 token, i64 column, i64 count, typename V::F32 y) {
   const i64 bytes = type_bytes(group.out_type);
   const i64 stride = group.out_column_stride * bytes;
   u8* to = group.out + token * group.out_row_stride * bytes + column * stride;
-  if (count == kLanes && group.out_column_stride == 1) return store_as<V>(to, group.out_type, y);
-  alignas(32) u8 row[kLanes * sizeof(float)];
+  const bool whole = count == kLanesOf<V> && group.out_column_stride == 1;
+  if (whole) return store_as<V>(to, group.out_type, y);
+  alignas(64) u8 row[sizeof(typename V::F32)];
   store_as<V>(row, group.out_type, y);
   for (i64 i = 0; i < count; ++i) {
     for (i64 byte = 0; byte < bytes; ++byte) to[i * stride + byte] = row[i * bytes + byte];
   }
 }
 
-// Factors, bias, cast and store of a token's sums with up to 8 rows of a tile, from row `r` on.
+// Factors, bias, cast and store of a token's sums with the rows of a tile from row `r` on, at most
+// as many as there are lanes.
 template <class V>
 static void write_columns(const Group& group, const Tile& tile, const TileColumns& columns,
                           i64 token, i64 r, typename V::F32 sums) {
   typename V::F32 y = V::multiply(sums, V::load(columns.scale + r));
   if (group.row_scale != nullptr) y = V::multiply(y, V::broadcast(group.row_scale[token]));
   if (group.bias != nullptr) y = V::add(y, V::load(columns.bias + r));
-  store_columns<V>(group, token, tile.row + r, min_of(kLanes, tile.rows - r), V::canonical_nan(y));
+  store_columns<V>(group, token, tile.row + r, min_of(kLanesOf<V>, tile.rows - r),
+                   V::canonical_nan(y));
 }
 
 }  // namespace nibblas::cpu

@@ -1,5 +1,5 @@
-// Compiled for what level "avx512" needs and for AMX-TILE and AMX-BF16: may only run after a check
-// of the processor, and must emit no function that another translation unit could share.
+// Compiled for what level "avx512" needs and for VBMI, AMX-TILE and AMX-BF16: may only run after a
+// check of the processor, and must emit no function that another translation unit could share.
 #include "amx_kernel.h"
 #include "row_kernel.h"
 #include "w4a16.h"
@@ -117,7 +117,7 @@ void run(const Group& group, const u8* prepared, i64 row_begin, i64 row_end, u8*
       run_stream<Vector, Floats>(group, prepared, row_begin, row_end, sums);
       break;
     case Path::kTiles:
-      AmxKernel(group, prepared, scratch, sums).run<Vector>(row_begin, row_end);
+      AmxKernel(group, prepared, scratch, sums).run<Vec512<struct AmxLevel>>(row_begin, row_end);
       break;
   }
   run_marked_tokens(group, marks_of(group, prepared), row_begin, row_end, scratch);

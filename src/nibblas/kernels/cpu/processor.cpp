@@ -26,11 +26,12 @@ bool has_avx512() {
 
 namespace {
 
-// CPUID leaf 7, subleaf 0, EDX: bit 22 AMX-BF16, bit 24 AMX-TILE.
+// CPUID leaf 7, subleaf 0. ECX: bit 1 AVX512-VBMI. EDX: bit 22 AMX-BF16, bit 24 AMX-TILE.
 bool processor_has_amx() {
-  constexpr unsigned kAmx = 1u << 22 | 1u << 24;
+  constexpr unsigned kVbmi = 1u << 1, kAmx = 1u << 22 | 1u << 24;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmx) == kAmx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ecx & kVbmi) == kVbmi &&
+         (edx & kAmx) == kAmx;
 }
 
 // Linux grants the 8 KiB of tile state to a process that asks, once and for all of its threads:

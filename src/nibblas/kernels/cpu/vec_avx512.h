@@ -15,6 +15,39 @@ static inline __m512i high_nibbles(__m512i bytes) {
   return _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(0xF));
 }
 
+// Sixteen lanes, for the epilogue. Same bits as Vec256.
+template <class Level>
+struct Vec512 {
+  using F32 = __m512;
+
+  static F32 broadcast(float value) { return _mm512_set1_ps(value); }
+  static F32 load(const float* from) { return _mm512_loadu_ps(from); }
+  static void store(float* to, F32 v) { _mm512_storeu_ps(to, v); }
+  static F32 add(F32 a, F32 b) { return _mm512_add_ps(a, b); }
+  static F32 multiply(F32 a, F32 b) { return _mm512_mul_ps(a, b); }
+
+  static F32 canonical_nan(F32 v) {
+    return _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q),
+                              broadcast(float_of(kCanonicalNan)));
+  }
+
+  static void store_bf16(u16* to, F32 v) {
+    const __m512i bits = _mm512_castps_si512(v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(
+        _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
+    store_32_bytes(to, _mm512_cvtepi32_epi16(rounded));
+  }
+  static void store_fp16(u16* to, F32 v) {
+    store_32_bytes(to, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+
+ private:
+  static void store_32_bytes(u16* to, __m256i v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), v);
+  }
+};
+
 // The same eight floats in both halves.
 static inline __m512 load_twice(const float* from) {
   return _mm512_broadcast_f32x8(_mm256_loadu_ps(from));

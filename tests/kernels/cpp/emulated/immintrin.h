@@ -122,6 +122,23 @@ static inline __m512i ternary(const __m512i& a, const __m512i& b, const __m512i&
   });
 }
 
+static inline __m256i float_to_half(const __m512& v, int) {
+  __m128i parts[2] = {_mm256_cvtps_ph(lane<__m256>(v, 0), _MM_FROUND_TO_NEAREST_INT),
+                      _mm256_cvtps_ph(lane<__m256>(v, 1), _MM_FROUND_TO_NEAREST_INT)};
+  return load<__m256i>(parts);
+}
+static inline uint32_t unordered(const __m512& a, const __m512& b) {
+  uint32_t mask = 0;
+  for (int i = 0; i < 16; ++i) {
+    const bool nan = std::isnan(lane<float>(a, i)) || std::isnan(lane<float>(b, i));
+    mask |= static_cast<uint32_t>(nan) << i;
+  }
+  return mask;
+}
+static inline __m512 blend(uint32_t mask, const __m512& a, const __m512& b) {
+  return each<__m512>([&](int i) { return lane<uint32_t>((mask >> i & 1) != 0 ? b : a, i); });
+}
+
 static inline __m512 half_to_float(const __m256i& halves) {
   __m256 parts[2] = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
                      _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
@@ -170,6 +187,15 @@ static __m512i permute_two(const __m512i& a, const __m512i& index, const __m512i
   return each<__m512i>([&](int i) {
     const unsigned from = static_cast<unsigned>(lane<T>(index, i) % (2 * kLanes));
     return lane<T>(from < kLanes ? a : b, static_cast<int>(from % kLanes));
+  });
+}
+
+// Byte i: the 8 bits from bit `from` % 64 of its own 64-bit part on, which wraps around.
+static inline __m512i multishift(const __m512i& from, const __m512i& v) {
+  return each<__m512i>([&](int i) {
+    const int bit = lane<uint8_t>(from, i) % 64;
+    const uint64_t part = lane<uint64_t>(v, i / 8);
+    return static_cast<uint8_t>(bit == 0 ? part : part >> bit | part << (64 - bit));
   });
 }
 
@@ -266,6 +292,8 @@ static inline void tile_dot_bf16(int c, int a, int b) {
 }  // namespace emulated
 
 #undef _mm512_cmpge_epu16_mask
+#undef _mm512_cmp_ps_mask
+#undef _mm512_cvtps_ph
 #undef _mm512_extractf32x8_ps
 #undef _mm512_extracti64x4_epi64
 #undef _mm512_insertf32x8
@@ -285,6 +313,7 @@ static inline void tile_dot_bf16(int c, int a, int b) {
   emulated::binary<uint32_t>(a, b, [](uint32_t x, uint32_t y) { return x + y; })
 #define _mm512_add_epi64(a, b) \
   emulated::binary<uint64_t>(a, b, [](uint64_t x, uint64_t y) { return x + y; })
+#define _mm512_add_ps(a, b) emulated::binary<float>(a, b, [](float x, float y) { return x + y; })
 #define _mm512_and_si512(a, b) \
   emulated::binary<uint64_t>(a, b, [](uint64_t x, uint64_t y) { return x & y; })
 #define _mm512_broadcast_f32x8(a) emulated::cast<__m512>(emulated::broadcast(a))
@@ -297,6 +326,14 @@ static inline void tile_dot_bf16(int c, int a, int b) {
 #define _mm512_castsi512_ps(a) emulated::cast<__m512>(a)
 #define _mm512_castsi512_si256(a) emulated::cast<__m256i>(a)
 #define _mm512_cmpge_epu16_mask(a, b) emulated::greater_or_equal(a, b)
+#define _mm512_cmp_ps_mask(a, b, predicate)                              \
+  ([](const __m512& x, const __m512& y) {                                \
+    static_assert(predicate == _CMP_UNORD_Q, "the only predicate here"); \
+    return emulated::unordered(x, y);                                    \
+  }(a, b))
+#define _mm512_cvtepi32_epi16(a) \
+  emulated::each<__m256i>(       \
+      [v = (a)](int i) { return static_cast<uint16_t>(emulated::lane<uint32_t>(v, i)); })
 #define _mm512_cvtepi32_ps(a) \
   emulated::each<__m512>(     \
       [v = (a)](int i) { return static_cast<float>(emulated::lane<int32_t>(v, i)); })
@@ -307,6 +344,7 @@ static inline void tile_dot_bf16(int c, int a, int b) {
   emulated::each<__m512i>(      \
       [v = (a)](int i) { return static_cast<uint64_t>(emulated::lane<uint8_t>(v, i)); })
 #define _mm512_cvtph_ps(a) emulated::half_to_float(a)
+#define _mm512_cvtps_ph(a, rounding) emulated::float_to_half(a, rounding)
 #define _mm512_dpbusd_epi32(sum, a, b) emulated::dpbusd(sum, a, b)
 #define _mm512_extractf32x8_ps(a, i) emulated::half<__m256>(a, i)
 #define _mm512_extracti64x4_epi64(a, i) emulated::half<__m256i>(a, i)
@@ -321,15 +359,18 @@ static inline void tile_dot_bf16(int c, int a, int b) {
 #define _mm512_load_si512(p) emulated::load_aligned<__m512i>(p)
 #define _mm512_loadu_ps(p) emulated::load<__m512>(p)
 #define _mm512_loadu_si512(p) emulated::load<__m512i>(p)
+#define _mm512_mask_mov_ps(a, mask, b) emulated::blend(mask, a, b)
 #define _mm512_mask_storeu_epi32(p, mask, a) emulated::mask_store(p, mask, a)
 #define _mm512_maskz_loadu_epi16(mask, p) \
   emulated::masked_load<uint16_t>(static_cast<uint32_t>(mask), p)
 #define _mm512_maskz_loadu_epi8(mask, p) \
   emulated::masked_load<uint8_t>(static_cast<uint64_t>(mask), p)
 #define _mm512_mul_ps(a, b) emulated::binary<float>(a, b, [](float x, float y) { return x * y; })
+#define _mm512_multishift_epi64_epi8(from, a) emulated::multishift(from, a)
 #define _mm512_permutex2var_epi16(a, index, b) emulated::permute_two<uint16_t>(a, index, b)
 #define _mm512_permutex2var_epi64(a, index, b) emulated::permute_two<uint64_t>(a, index, b)
 #define _mm512_permutexvar_epi16(index, a) emulated::permute<uint16_t>(index, a)
+#define _mm512_permutexvar_epi8(index, a) emulated::permute<uint8_t>(index, a)
 #define _mm512_permutexvar_pd(index, a) emulated::permute<uint64_t>(index, a)
 #define _mm512_permutexvar_ps(index, a) emulated::permute<uint32_t>(index, a)
 #define _mm512_set1_epi16(x) emulated::set1<__m512i>(static_cast<int16_t>(x))
@@ -348,8 +389,6 @@ static inline void tile_dot_bf16(int c, int a, int b) {
 #define _mm512_slli_epi64(a, n) emulated::shift_left<uint64_t>(a, n)
 #define _mm512_srli_epi16(a, n) emulated::shift_right<uint16_t>(a, n)
 #define _mm512_srli_epi32(a, n) emulated::shift_right<uint32_t>(a, n)
-#define _mm512_srlv_epi16(a, n) \
-  emulated::binary<uint16_t>(a, n, [](uint16_t x, uint16_t y) { return y < 16 ? x >> y : 0; })
 #define _mm512_store_ps(p, a) emulated::store_aligned<__m512>(p, a)
 #define _mm512_store_si512(p, a) emulated::store_aligned<__m512i>(p, a)
 #define _mm512_storeu_si512(p, a) emulated::store<__m512i>(p, a)
