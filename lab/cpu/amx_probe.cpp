@@ -1,5 +1,5 @@
-// Prints what a core with AMX can do: dot products and tile loads, the kernels' decoder, and reads
-// of weights in the orders that kernels could take. One core, or two of them for reads. Speed only.
+// Prints what cores with AMX can do, one alone and two at once: dot products, tile loads, the
+// kernels' decoder, and reads of weights in the orders that kernels could take. Speed only.
 //   g++ -O2 -march=sapphirerapids -std=c++17 -pthread -w -Isrc/nibblas/kernels/cpu
 //   lab/cpu/amx_probe.cpp -o probe && taskset -c 2,4 ./probe
 #include <immintrin.h>
@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -51,11 +52,11 @@ double ghz() {
 }
 
 double cycles_per_second;
-alignas(4096) u8 tiles[1 << 21];
+constexpr size_t kTilesBytes = 1 << 21;
 
 // bfloat16 between 2^-8 and 1, or zeros.
-void fill_tiles(bool zeros) {
-  for (size_t i = 0; i < sizeof(tiles); i += 2) {
+void fill_tiles(u8* tiles, bool zeros) {
+  for (size_t i = 0; i < kTilesBytes; i += 2) {
     tiles[i] = zeros ? 0 : static_cast<u8>(rand());
     tiles[i + 1] = zeros ? 0 : static_cast<u8>(0x3C + rand() % 4);
   }
@@ -63,73 +64,103 @@ void fill_tiles(bool zeros) {
 
 constexpr int kRounds = 1 << 13;
 
-template <class Round>
-void show_amx(const char* what, double instructions, Round round) {
-  const double seconds = best_seconds([&] {
-    for (int i = 0; i < kRounds; ++i) round(i);
-  });
-  printf("%-52s %6.1f cycles each\n", what, seconds / kRounds / instructions * cycles_per_second);
-}
+// 32 rows of 2048 values to decode, in L1 and L2.
+struct Decoded {
+  std::vector<u8> w = std::vector<u8>(64 * 1024), scales = std::vector<u8>(64 * 128);
+  Group group{};
 
-void show_tiles() {
-  const TileRegisters registers(16);
-  u8* const a = tiles;
-  u8* const b = tiles + (1 << 20);
-  const auto dots = [](int) {
+  Decoded() {
+    for (u8& byte : w) byte = static_cast<u8>(rand());
+    for (u8& byte : scales) byte = static_cast<u8>(0x28 + rand() % 32);
+    group.n = 64;
+    group.k = 2048;
+    group.w = w.data();
+    group.w_row_bytes = 1024;
+    group.w_scales = {scales.data(), 128, 0, 128, false};
+  }
+};
+
+class Core {
+ public:
+  explicit Core(const char* name)
+      : name_(name), tiles_(static_cast<u8*>(aligned_alloc(4096, kTilesBytes))) {}
+  ~Core() { free(tiles_); }
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  void show() const {
+    const TileRegisters registers(16);
+    for (const bool zeros : {true, false}) {
+      fill_tiles(tiles_, zeros);
+      show_dots(zeros ? "zeros" : "random values");
+    }
+    show("tile load, 4 KiB", 4, [&](int) { load(tiles_); });
+    show("tile load, 1 MiB", 4, [&](int i) { load(tiles_ + i % 256 * 4096); });
+    show("tile store", 2, [&](int) {
+      _tile_stored(0, tiles_, 64);
+      _tile_stored(1, tiles_ + 1024, 64);
+    });
+    const Decoded data;
+    const AmxWeights weights(data.group, 0, kAmxRows);
+    show("128 weights decoded", kDealtRows, [&](int i) { decode(weights, i); });
+  }
+
+ private:
+  template <class Round>
+  void show(const char* what, double instructions, Round round) const {
+    const double seconds = best_seconds([&] {
+      for (int i = 0; i < kRounds; ++i) round(i);
+    });
+    printf("%-8s %-52s %6.1f cycles each\n", name_, what,
+           seconds / kRounds / instructions * cycles_per_second);
+  }
+
+  void show_dots(const char* values) const {
+    const auto title = [&](const char* what) { return std::string(what) + ", " + values; };
+    const Decoded data;
+    const AmxWeights weights(data.group, 0, kAmxRows);
+    load(tiles_);
+    show(title("dot product").c_str(), 4, [](int) { dots(); });
+    show(title("dot product, 2 x 2 from 32 KiB").c_str(), 4, [&](int i) { square(i); });
+    show(title("the same twice and 8 rows of 128 weights").c_str(), 8, [&](int i) {
+      square(2 * i);
+      square(2 * i + 1);
+      decode(weights, i);
+    });
+  }
+
+  static void dots() {
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 5, 6);
     _tile_dpbf16ps(2, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
-  };
-  const auto load = [](const u8* at) {
+  }
+  static void load(const u8* at) {
     _tile_loadd(4, at, 64);
     _tile_loadd(5, at + 1024, 64);
     _tile_loadd(6, at + 2048, 64);
     _tile_loadd(7, at + 3072, 64);
-  };
-  for (const bool zeros : {true, false}) {
-    fill_tiles(zeros);
-    load(tiles);
-    show_amx(zeros ? "dot product, zeros" : "dot product, random values", 4, dots);
   }
-  show_amx("tile load, 4 KiB", 4, [&](int) { load(a); });
-  show_amx("tile load, 1 MiB", 4, [&](int i) { load(a + i % 256 * 4096); });
-  show_amx("tile store", 2, [&](int) {
-    _tile_stored(0, a, 64);
-    _tile_stored(1, a + 1024, 64);
-  });
-  show_amx("dot product, 2 x 2 from 32 KiB", 4, [&](int i) {
-    _tile_loadd(4, a + i % 8 * 2048, 64);
-    _tile_loadd(5, a + i % 8 * 2048 + 1024, 64);
-    _tile_loadd(6, b + i % 8 * 2048, 64);
-    _tile_loadd(7, b + i % 8 * 2048 + 1024, 64);
-    dots(i);
-  });
-}
+  void square(int i) const {
+    load(tiles_ + i % 8 * 4096);
+    dots();
+  }
+  void decode(const AmxWeights& weights, int i) const {
+    const i64 row = i % 4 * kDealtRows;
+    u8* panel = tiles_ + kTilesBytes / 2 + row / kTileSize * kTileBytes;
+    weights.decode<AmxWeights::Ahead::kNextRows>(i / 4 % 16, row, row + kDealtRows, panel);
+  }
 
-// 32 rows of 2048 values, in L1 and L2.
-void show_decoder() {
-  std::vector<u8> w(64 * 1024), scales(64 * 128);
-  for (u8& byte : w) byte = static_cast<u8>(rand());
-  for (u8& byte : scales) byte = static_cast<u8>(0x28 + rand() % 32);
-  Group group{};
-  group.n = 64;
-  group.k = 2048;
-  group.w = w.data();
-  group.w_row_bytes = 1024;
-  group.w_scales = {scales.data(), 128, 0, 128, false};
-  const AmxWeights weights(group, 0, kAmxRows);
-  const double seconds = best_seconds([&] {
-    for (int round = 0; round < 200; ++round) {
-      for (i64 step = 0; step < weights.steps(); ++step) {
-        u8* panel = tiles + step % 2 * kStepBytes;
-        weights.decode<AmxWeights::Ahead::kNextRows>(step, 0, kTileSize, panel);
-        weights.decode<AmxWeights::Ahead::kNextRows>(step, kTileSize, kAmxRows, panel + kTileBytes);
-      }
-    }
-  });
-  printf("%-52s %6.1f cycles\n", "decoding 128 weights",
-         seconds / (200.0 * 32 * 16) * cycles_per_second);
+  const char* name_;
+  u8* tiles_;
+};
+
+void show_cores() {
+  Core("one").show();
+  Core a("two, a"), b("two, b");
+  std::thread other([&] { b.show(); });
+  a.show();
+  other.join();
 }
 
 enum class Order { kLinear, kLines, kPieces };
@@ -204,8 +235,7 @@ int main() {
   if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return printf("no AMX\n"), 1;
   cycles_per_second = ghz() * 1e9;
   printf("%.2f GHz\n", cycles_per_second * 1e-9);
-  show_tiles();
-  show_decoder();
+  show_cores();
   u8* weights = static_cast<u8*>(aligned_alloc(4096, static_cast<size_t>(kBytes)));
   memset(weights, 0x35, static_cast<size_t>(kBytes));
   show_reads<Order::kLinear, Ahead::kNothing>("in order", weights);
