@@ -435,13 +435,14 @@ def test_too_many_rows_are_refused(h200: RecordingDriver) -> None:
 
 
 def test_the_average_group_chooses_the_configuration(h200: RecordingDriver) -> None:
-    """And the number of steps: those that all multiprocessors take at once are smaller."""
-    groups, n = 2, 12800
-    for tokens, shape in (
-        (sm90.FEW_TOKENS, Sm90Config.few),
-        (sm90.FEW_TOKENS + 1, Sm90Config.some),
-        (sm90.SOME_TOKENS, Sm90Config.some),
-        (sm90.SOME_TOKENS + 1, Sm90Config),
+    """And the number of steps: in two rounds or fewer tiles are large, in one they are small."""
+    groups = 2
+    for tokens, n, shape in (
+        (sm90.FEW_TOKENS, 25600, Sm90Config.few),
+        (sm90.FEW_TOKENS + 1, 25600, Sm90Config.some),
+        (sm90.SOME_TOKENS, 25600, Sm90Config.some),
+        (sm90.SOME_TOKENS, 12800, Sm90Config),
+        (sm90.SOME_TOKENS + 1, 25600, Sm90Config),
     ):
         product = operands(groups=groups, rows=groups * tokens, n=n, k=64, bare=True)
         assert plan_of(product).config.config == shape("fp16")

@@ -27,17 +27,18 @@ GROUP_THREADS = 128
 _GROUP_WARPS = 4
 
 FEW_WIDTHS = (8, 16, 24, 32, 48, 64)
-SOME_WIDTHS = (64, 80, 96, 112, 128)
-MANY_WIDTHS = (64, 96, 128, 160, 176, 208, 256)
+ONE_WAVE_WIDTHS = (64, 80, 96, 112, 128)
+SOME_WIDTHS = (64, 96, 128, 176)
+MANY_WIDTHS = (64, 128, 176, 256)
 """Tokens that a tile is rounded up to, a loop of wgmma each."""
 
-DECODE_CYCLES = {2: 53.0, 3: 47.0}
+DECODE_CYCLES = {2: 46.0, 3: 47.0}
 """By the warpgroups of a CTA: of each for 16 values along K of a unit, whatever the tokens."""
 BF16_CYCLES = 8.0
 """More, since a bfloat16 code is two bytes to look up."""
-TOKEN_CYCLES = {2: 0.29, 3: 0.2}
+TOKEN_CYCLES = {2: 0.285, 3: 0.2}
 """For each token more, which decoding does not overlap."""
-TENSOR_CYCLES = 0.53
+TENSOR_CYCLES = 0.5
 """For each token where the tensor cores are what takes longest. All four fitted (lab/sm90)."""
 ALONE_COST = 1.3
 """Of a warpgroup whose CTA has no other at work, against that of one of two."""
@@ -65,7 +66,7 @@ class Sm90Config:
 
     activations: Activations
     widths: tuple[int, ...] = MANY_WIDTHS
-    cluster: int = 2
+    cluster: int = 1
     stages: int = 3
     multiply_groups: int = 2
 
@@ -75,17 +76,17 @@ class Sm90Config:
     @classmethod
     def few(cls, activations: Activations) -> Sm90Config:
         """For few tokens a group: weights streamed by CTAs of their own through a long ring."""
-        return cls(activations, FEW_WIDTHS, cluster=1, stages=6, multiply_groups=3)
+        return cls(activations, FEW_WIDTHS, stages=6, multiply_groups=3)
 
     @classmethod
     def some(cls, activations: Activations) -> Sm90Config:
-        """For tiles of up to 128 tokens: three warpgroups hide more of what decoding takes."""
-        return cls(activations, SOME_WIDTHS, cluster=1, stages=4, multiply_groups=3)
+        """For groups that are rarely cut into tiles of up to 176 tokens, in several rounds."""
+        return cls(activations, SOME_WIDTHS, stages=4)
 
     @classmethod
     def one_wave(cls, activations: Activations) -> Sm90Config:
-        """For work that all multiprocessors take at once: smaller blocks of weight rows."""
-        return cls(activations, SOME_WIDTHS, cluster=1, stages=5)
+        """For work that all multiprocessors take at once, in small tiles."""
+        return cls(activations, ONE_WAVE_WIDTHS, stages=5)
 
     @property
     def max_tokens(self) -> int:
@@ -101,9 +102,8 @@ class Sm90Config:
     def cuts(self) -> tuple[tuple[int, int], ...]:
         """Ways to cut a launch, of which the device takes the fastest: (most tokens of a tile,
         units of a CTA)."""
-        whole = [
-            w for w in (8, 16, 32, 64, 96, 128, 176, 256) if self.widths[0] <= w <= self.max_tokens
-        ]
+        whole = [w for w in (8, 16, 32, 64, 96, 128, 176) if self.widths[0] <= w < self.max_tokens]
+        whole.append(self.max_tokens)
         units = self.multiply_groups
         return (
             *((w, units) for w in reversed(whole)),
@@ -226,9 +226,9 @@ class Sm90Config:
 FEW_TOKENS = 24
 """Up to so many tokens a group, on average, streaming weights is what takes longest."""
 SOME_TOKENS = 160
-"""Up to so many, tiles of 128 tokens are rarely cut."""
+"""Up to so many, tiles of 176 tokens are rarely cut."""
 WAVE_STEPS = 132
-"""Steps of ``one_wave`` that the multiprocessors of an H100 or H200 take at once."""
+"""Steps that the multiprocessors of an H100 or H200 take at once."""
 
 
 def choose_config(problem: Problem) -> Sm90Config:
@@ -241,7 +241,8 @@ def choose_config(problem: Problem) -> Sm90Config:
     blocks = -(-max(shape.n for shape in problem.shapes) // (one_wave.step_units * UNIT_ROWS))
     if tiles * blocks <= WAVE_STEPS:
         return one_wave
-    if rows <= SOME_TOKENS * groups:
+    # In two rounds or fewer, a tile more that is cut is a round more.
+    if rows <= SOME_TOKENS * groups and groups * blocks > 2 * WAVE_STEPS:
         return Sm90Config.some(problem.activations)
     return Sm90Config(problem.activations)
 

@@ -68,11 +68,13 @@ static __device__ __forceinline__ void prefetch_maps(const Params& p) {
   ptx::prefetch_tensormap(p.w_scales_map);
 }
 
-// By the producer warp: one lane copies.
+// By the producer warp: one lane copies. The first stage comes alone: what is asked for beside it
+// would delay it.
 static __device__ void copy_operands(const Params& p, const Cut& cut, Shared& shared) {
   const Copies copies(p);
   const bool copier = ptx::elect_sync();
   RingPlace place(shared);
+  bool first = true;
   for (Walk at(p, shared.ends, cut); !at.done(); at.advance()) {
     const Step step = at.step();
     for (i32 k = 0; k < p.k; k += kStageK, place.advance()) {
@@ -80,6 +82,8 @@ static __device__ void copy_operands(const Params& p, const Cut& cut, Shared& sh
       place.wait_until_empty();
       if (k == 0) place.step() = step;
       copies.copy(step, k, place.stage(), place.full());
+      if (first) place.wait_until_full();
+      first = false;
     }
     __syncwarp();
   }

@@ -96,15 +96,15 @@ static __device__ __forceinline__ void run(const Params& p, Shared& shared) {
     init_barriers(shared);
     ptx::fence_mbarrier_init();
   }
-  if (warp == kProducerWarp && ptx::elect_sync()) prefetch_maps(p);
+  Cut cut{};
+  if (warp == kProducerWarp) {
+    if (ptx::elect_sync()) prefetch_maps(p);
+    ptx::griddepcontrol_wait();  // for what launches before have written
+    read_offs(p, shared.ends);
+    cut = best_cut(p, shared.ends);
+  }
   sync_cluster();
   if (warp >= kMultiplyWarps) {
-    Cut cut{};
-    if (warp == kProducerWarp) {
-      ptx::griddepcontrol_wait();  // for what launches before have written
-      read_offs(p, shared.ends);
-      cut = best_cut(p, shared.ends);
-    }
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (warp == kProducerWarp) copy_operands(p, cut, shared);
   } else {

@@ -21,13 +21,11 @@ struct Sums {
 template <i32 kTokens>
 static __device__ __forceinline__ void multiply_add(Sums<kTokens>& sums, const u32 (&weights)[4],
                                                     u64 tokens) {
-  ptx::wgmma_fence();
 #if NIBBLAS_CONFIG_BF16
   ptx::Wgmma<kTokens>::bf16(sums.of, weights, tokens);
 #else
   ptx::Wgmma<kTokens>::f16(sums.of, weights, tokens);
 #endif
-  ptx::wgmma_commit_group();
 }
 
 // From a stage's tokens to those of one of its MMAs, 32 bytes of each row of 128; in 16 bytes.
@@ -57,8 +55,10 @@ static __device__ __forceinline__ void multiply_unit(const Params& p, const Deco
       if (piece == 1) place.release_before_if(k > 0);
       const Fragments fragments = decoder.decode(codes, scales, piece);
       if (piece + 1 < kPieces) codes = decoder.load(stage, piece + 1);
+      ptx::wgmma_fence();
       multiply_add<kTokens>(sums, fragments.of[0], tokens + tokens_of_mma<kTokens>(2 * piece));
       multiply_add<kTokens>(sums, fragments.of[1], tokens + tokens_of_mma<kTokens>(2 * piece + 1));
+      ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<1>();
     }
     place.advance();
