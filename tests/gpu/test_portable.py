@@ -122,6 +122,34 @@ def test_a_captured_graph_follows_new_offsets():
         assert bool(out[ends[-1] :].isnan().all())
 
 
+def test_calls_read_what_was_written_just_before_them():
+    """Launches begin early: tokens come from the call before, offs from a kernel between."""
+    w, alpha = random_array((4, 512, 512), 5), torch.full((4,), 1 / 400)
+    splits = [offs_of(ends) for ends in ([3, 3, 10, 16], [0, 9, 9, 16], [16, 16, 16, 16])]
+    offs = torch.zeros(4, dtype=torch.int32)
+    rows = [random_tokens(16, 512, 6, torch.float16), *torch.empty(12, 16, 512).half()]
+
+    def call(i):
+        torch.add(splits[i % 3], 0, out=offs)
+        run(rows[i], w, offs, alpha=alpha, out=rows[i + 1])
+
+    for i in range(12):
+        call(i)
+        torch.cuda.synchronize()
+    expected = [row.clone() for row in rows]
+    assert bool(expected[-1].isfinite().all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for i in range(12):
+            call(i)
+    for _ in range(20):
+        for row in rows[1:]:
+            row.fill_(torch.nan)
+        graph.replay()
+        for found, wanted in zip(rows, expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
 def test_a_warm_call_does_not_synchronise():
     w, x = random_array((3, 256, 512), 9), random_tokens(20, 512, 10, torch.bfloat16)
     offs, out = offs_of([4, 9, 20]), torch.zeros(20, 256, dtype=torch.bfloat16)

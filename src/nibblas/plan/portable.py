@@ -41,6 +41,7 @@ SHARED_BYTES: Mapping[str, int] = MappingProxyType(
     }
 )
 _RESERVED_BYTES = 1 << 10
+_RUN_BYTES = 40  # of the kernel's Run
 
 #: Stages of the ring: one is multiplied, one is prepared, the others arrive.
 MIN_STAGES, MAX_STAGES = 3, 4
@@ -150,8 +151,8 @@ class PortableConfig:
 
     @property
     def shared_bytes(self) -> int:
-        """The ring: its stages, and two barriers of 8 bytes for each."""
-        return round_up(self.stages * (self.stage_bytes + 16), 1024)
+        """The ring: its stages, two barriers of 8 bytes for each, and the CTA's run."""
+        return round_up(self.stages * (self.stage_bytes + 16) + _RUN_BYTES, 1024)
 
     @property
     def instructions(self) -> Instructions:

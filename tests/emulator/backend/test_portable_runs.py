@@ -18,8 +18,10 @@ from nibblas.backends import registry
 from nibblas.backends.base import Operands
 from nibblas.emulator import emulating
 from nibblas.formats.reference import error_bound, grouped_mm_reference, within_bound
+from nibblas.plan.portable import FEW_TOKENS, config_for
 from nibblas.plan.problem import Problem, even_rows, uniform_shapes
 from tests.api.problems import assert_right, offs_of, random_array, random_tokens
+from tests.emulator.backend.stale import written_late
 from tests.emulator.backend.unchecked import UNTOUCHED, unchecked
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -105,6 +107,28 @@ def test_hostile_offsets(masked: bool) -> None:
     ends = list(itertools.accumulate((min(max(entry, 0), rows) for entry in entries), max))
     assert bool(written.all())
     assert_right(product.out, product.x, weights(), offs_of(ends))
+
+
+@pytest.mark.parametrize("num_groups", [6, GROUPS])
+@pytest.mark.parametrize("stale", ["hostile", "empty"])
+def test_offsets_that_the_launch_before_writes_last(num_groups: int, stale: str) -> None:
+    """A run found before that launch has ended is looked for again if they have changed."""
+    numbers = random.Random(14)
+    held = [*sizes(15, 3)[:5], *sizes(15, 3)[5 - num_groups :]]
+    entries = list(itertools.accumulate(held))
+    before = {
+        "hostile": [numbers.choice([-(2**31), 3, 2**31 - 1]) for _ in entries],
+        "empty": [0] * num_groups,
+    }[stale]
+    w = random_array((num_groups, 32, 256), 16)
+    product = unchecked(random_tokens(entries[-1], 256, 17, torch.float16), w, entries)
+    assert product.offs is not None
+    scout = config_for("fp16", FEW_TOKENS, "sm_90a", aligned=True).warps  # the warp after these
+    order = emulating("sm_90", order="adversarial-starve", seed=scout, num_sms=3)
+    with order as emulated, written_late(product.offs, before):
+        run(product, num_groups)
+    assert ("bulk prefetches" in emulated.reports[-1].events) == (stale == "hostile")
+    assert_right(product.out, product.x, w, offs_of(entries))
 
 
 def weights() -> NVFP4Array:

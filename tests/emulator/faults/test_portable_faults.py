@@ -16,6 +16,7 @@ import nibblas
 from nibblas.emulator import EmulatedDriver, EmulationError, backend, emulating
 from nibblas.runtime import source
 from tests.api.problems import assert_right, offs_of, random_array, random_tokens
+from tests.emulator.backend.stale import written_late
 from tests.emulator.faults.extent import EVERY_FAULT
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -32,6 +33,7 @@ class Fault:
 
 
 _RING = "ring.cuh"
+_SEARCHING_WARP = 8  # of the configuration for any rows
 FAULTS = [
     Fault("parity never flips", _RING, "    round_ ^= 1;\n", ""),
     Fault("full is not waited for", _RING, "{ wait(full(), round_); }", "{}"),
@@ -98,6 +100,27 @@ def test_a_fault_in_the_portable_kernel_is_noticed(fault: Fault, kernels: Path) 
         except (EmulationError, AssertionError):
             return
     pytest.fail("noticed under no order")
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_a_run_kept_though_offs_has_changed_is_noticed(planted: bool, kernels: Path) -> None:
+    file, old = kernels / "grouped_mm.cu", "if (search.holds()) return search.run();"
+    text = file.read_text()
+    assert text.count(old) == 1
+    if planted:
+        file.write_text(text.replace(old, "return search.run();"))
+    w, x, offs = (
+        random_array((1, 24, 256), 1),
+        random_tokens(3, 256, 2, torch.float16),
+        offs_of([3]),
+    )
+    out = torch.full((3, 24), torch.nan).half()
+    order = emulating(order="adversarial-starve", seed=_SEARCHING_WARP, max_instructions=3_000_000)
+    with order, written_late(offs, [0]):
+        nibblas.grouped_mm(x, w, offs, out=out, backend="emulated")
+    assert bool(out.isnan().all()) == planted
+    if not planted:
+        assert_right(out, x, w, offs)
 
 
 def test_the_unbroken_kernel_is_never_accused(kernels: Path) -> None:

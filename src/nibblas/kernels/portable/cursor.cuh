@@ -21,8 +21,9 @@ class Cursor {
         set_(run.set),
         row_(run.row),
         padded_rows_(run.padded_rows),
+        tokens_(run.tokens),
         k_end_(static_cast<i32>(p.k)) {
-    start_group();
+    limit_sets();
   }
 
   __device__ bool done() const { return set_ >= limit_; }
@@ -64,9 +65,9 @@ class Cursor {
   }
 
  private:
-  // Counts the group's rows, clamped as the scheduler does, and the run's sets in it.
-  __device__ void start_group() {
-    tokens_ = limit_ = 0;
+  // Counts the group's rows, clamped as the scheduler does.
+  __device__ void count_tokens() {
+    tokens_ = 0;
     if (group_ >= p_.groups) return;
     const i64 entry = p_.offs == nullptr ? p_.rows : p_.offs[group_];
     if (p_.max_m > 0) {
@@ -75,6 +76,11 @@ class Cursor {
       const GroupRows rows = packed_group_rows(row_, entry, p_.rows);
       tokens_ = static_cast<i32>(rows.end - rows.begin);
     }
+  }
+
+  // Counts the run's sets in the group.
+  __device__ void limit_sets() {
+    limit_ = 0;
     if (tokens_ == 0) return;
     limit_ = sets_of(p_.n);
     if (group_ == end_group_) limit_ = min(limit_, end_set_);
@@ -86,7 +92,8 @@ class Cursor {
       row_ += p_.max_m > 0 ? p_.max_m : tokens_;
       ++group_;
       set_ = 0;
-      start_group();
+      count_tokens();
+      limit_sets();
     } while (limit_ == 0 && group_ < end_group_);
   }
 
@@ -100,7 +107,7 @@ class Cursor {
   i32 limit_ = 0;    // of sets, in this group
   i64 row_;          // first row of the group
   i64 padded_rows_;  // of the groups before it
-  i32 tokens_ = 0;   // rows of the group
+  i32 tokens_;       // rows of the group
   i32 token_ = 0;
   i32 k_end_;
   i32 k_ = 0;

@@ -143,20 +143,45 @@ static __device__ void multiply(const Params& p, const Run& run, Ring& ring) {
   }
 }
 
+// The CTA's run, by a whole warp. A programmatic launch looks for it while the launch before still
+// runs, which may be about to write offs: where the run found then begins is prefetched, right or
+// wrong, and it is kept if offs is the same when that launch has ended.
+static __device__ __forceinline__ Run find_run(const Params& p) {
+#pragma unroll 1
+  for (bool is_hint = Config::kProgrammatic;; is_hint = false) {
+    const RunSearch search(p, static_cast<i32>(blockIdx.x), static_cast<i32>(gridDim.x));
+    if (!is_hint) return search.run();
+#if NIBBLAS_CONFIG_TENSOR_COPIES
+    const Cursor at(p, search.run());
+    if (!at.done()) {
+      if (ptx::elect_sync()) prefetch_weights(p, at);
+      prefetch_tokens(p, at);
+    }
+#endif
+    ptx::griddepcontrol_wait();
+    if (search.holds()) return search.run();
+  }
+}
+
 static __device__ __forceinline__ void run(const Params& p, Ring& ring) {
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
   if constexpr (Config::kProgrammatic) ptx::griddepcontrol_launch_dependents();
-  if (threadIdx.x == kFirstWeightWarp * kWarpLanes) {
+  if (threadIdx.x == kFirstTokenWarp * kWarpLanes) {
     init_ring(ring);
     if constexpr (Config::kTensorCopies) ptx::fence_mbarrier_init();
   }
 #if NIBBLAS_CONFIG_TENSOR_COPIES
-  if (warp == kFirstTokenWarp) prefetch_maps(p);
+  if (threadIdx.x == 0) prefetch_maps(p);
 #endif
+  if (warp == kFirstWeightWarp) {
+    const Run found = find_run(p);
+    if (threadIdx.x % kWarpLanes == 0) ring.run = found;
+  } else if constexpr (Config::kProgrammatic) {
+    // For what launches before have written, and before anything is written over what they read.
+    ptx::griddepcontrol_wait();
+  }
   __syncthreads();
-  // For what launches before have written, and before anything is written over what they read.
-  if constexpr (Config::kProgrammatic) ptx::griddepcontrol_wait();
-  const Run work = find_run(p, static_cast<i32>(blockIdx.x), static_cast<i32>(gridDim.x));
+  const Run work = ring.run;
   if (warp < kMultiplyWarps) {
     multiply(p, work, ring);
   } else if (warp < kFirstTokenWarp) {

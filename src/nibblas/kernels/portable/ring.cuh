@@ -30,6 +30,7 @@ struct Ring {
   Stage stages[Config::kStages];
   u64 full[Config::kStages];
   u64 empty[Config::kStages];
+  Run run;  // of the CTA
 };
 
 // A role's place in the ring; it advances with the role's cursor.

@@ -1,7 +1,9 @@
-// A CTA's share of the work, found by each of its warps alone: no barrier and little code, since
-// the first weights are asked for when it is known. The cut is that of common/scheduler.h.
+// A CTA's share of the work, found by one of its warps alone: no barrier and little code, since the
+// first weights are asked for when it is known. Tiles are listed as in common/scheduler.h, and a
+// tile belongs to the CTA in whose share of the cost it starts.
 #pragma once
 
+#include "../common/ptx/global_memory.cuh"
 #include "tiles.cuh"
 
 namespace nibblas::portable {
@@ -13,6 +15,7 @@ struct Run {
   i32 end_group;
   i32 end_set;
   i32 visit_sets;
+  i32 tokens;       // of `group`
   i64 row;          // of x: the first of `group`
   i64 padded_rows;  // of blocked scales before it, each group rounded up to 128; NVFP4 tokens only
 };
@@ -30,13 +33,9 @@ class WarpGroups {
     const i64 most = p.max_m > 0 ? p.max_m : p.rows;
     const i32 limit = static_cast<i32>(min_of(most, 0x7FFFFFFF));
 #pragma unroll
-    for (i32 i = 0; i < kEach; ++i) {
-      const u32 g = first_ + i;
-      end_[i] = 0;
-      if (g < static_cast<u32>(p.groups)) end_[i] = p.offs == nullptr ? limit : p.offs[g];
-    }
+    for (i32 i = 0; i < kEach; ++i) entry_[i] = entry(p, i, limit);
 #pragma unroll
-    for (i32 i = 0; i < kEach; ++i) end_[i] = clamp(end_[i], limit);
+    for (i32 i = 0; i < kEach; ++i) end_[i] = clamp(entry_[i], limit);
     if (p.max_m > 0) {
 #pragma unroll
       for (i32 i = 0; i < kEach; ++i) tokens_[i] = static_cast<u32>(end_[i]);
@@ -56,6 +55,14 @@ class WarpGroups {
     }
   }
 
+  // Whether offs holds what the last reading found.
+  __device__ __forceinline__ bool unchanged(const Params& p) const {
+    bool same = true;
+#pragma unroll
+    for (i32 i = 0; i < kEach; ++i) same &= entry(p, i, entry_[i]) == entry_[i];
+    return __all_sync(kAllLanes, same);
+  }
+
   // Reading begins again.
   __device__ void rewind() { read_ = 0; }
 
@@ -66,13 +73,22 @@ class WarpGroups {
   // Cost of a tile: its weights are decoded once whatever its tokens, which is worth about 4 MMA
   // tiles of 8 tokens. 0: no tokens.
   __device__ u32 cost(i32 i) const { return tokens_[i] == 0 ? 0 : 4 + (tokens_[i] + 7) / 8; }
+  __device__ i32 tokens(i32 i) const { return static_cast<i32>(tokens_[i]); }
   __device__ u32 atoms(i32 i) const { return (tokens_[i] + 127) / 128; }
 
  private:
   static __device__ i32 lane() { return static_cast<i32>(threadIdx.x) % kWarpLanes; }
+  // Of offs, past L1, which would keep what a launch before is about to write over.
+  __device__ __forceinline__ i32 entry(const Params& p, i32 i, i32 without_offs) const {
+    const u32 g = first_ + i;
+    if (g >= static_cast<u32>(p.groups)) return 0;
+    return p.offs == nullptr ? without_offs : ptx::ld_relaxed_gpu_i32(p.offs + g);
+  }
+
   static __device__ i32 clamp(i32 value, i32 most) { return max(min(value, most), 0); }
 
   u32 first_;
+  i32 entry_[kEach];
   i32 end_[kEach];
   u32 tokens_[kEach];
   i32 read_ = 0;  // end of all groups read
@@ -114,18 +130,25 @@ class RunSearch {
 
   __device__ const Run& run() const { return run_; }
 
+  // Whether it would find the same again. False where that costs as much as to search.
+  __device__ bool holds() const {
+    return p_.groups <= WarpGroups::kAtOnce && groups_.unchanged(p_);
+  }
+
  private:
   static constexpr i32 kEach = WarpGroups::kEach;
 
   __device__ __forceinline__ void count() {
-    u32 mine = 0, most = 0;
+    u32 mine = 0, most = 0, least = 0xFFFFFFFF;
 #pragma unroll
     for (i32 i = 0; i < kEach; ++i) {
       mine += groups_.cost(i);
       most = max(most, groups_.cost(i));
+      least = min(least, groups_.cost(i) - 1);  // 0 comes last
     }
     total_ += __reduce_add_sync(kAllLanes, mine);
     most_ = max(most_, __reduce_max_sync(kAllLanes, most));
+    least_ = min(least_, __reduce_min_sync(kAllLanes, least));
   }
 
   __device__ __forceinline__ void cut(i32 worker, i32 workers) {
@@ -136,9 +159,17 @@ class RunSearch {
     tiles_ = (sets + tile_sets_ - 1) / tile_sets_;
     // Lanes look for the run's begin and end by turns.
     const i32 lane = static_cast<i32>(threadIdx.x) % kWarpLanes;
-    target_ = share_start(total_ * tiles_, worker + lane % 2, workers);
+    target_ = share_begin(worker + lane % 2, workers);
     const i32 none = static_cast<i32>(p_.groups);
-    run_ = {none, 0, none, 0, Config::kSetsPerWarp * tile_sets_, 0, 0};
+    run_ = {none, 0, none, 0, Config::kSetsPerWarp * tile_sets_, 0, 0, 0};
+  }
+
+  // Shares are multiples of the cheapest tile, of one more for the first workers than for the
+  // others, since CTAs begin in this order when those of the launch before end.
+  __device__ __forceinline__ i64 share_begin(i32 worker, i32 workers) const {
+    const i64 total = total_ * tiles_, least = max(least_ + 1, 1u);
+    const i64 whole = total / (workers * least) * least;
+    return worker * whole + min_of(worker * least, total - workers * whole);
   }
 
   // Looks among groups_ for what has not been found.
@@ -157,7 +188,7 @@ class RunSearch {
     for (; found_ < 2; ++found_) {
       const i64 target = __shfl_sync(kAllLanes, target_, found_);
       // The first group with a tile that starts at or after the target.
-      i32 group = -1;
+      i32 group = -1, tokens = 0;
       u32 cost = 1;
       i64 row = 0, padded = 0, its_before = 0;
       i64 up_to = lane_before + mine, atoms_up_to = lane_atoms + atoms;
@@ -170,6 +201,7 @@ class RunSearch {
         group = groups_.group(i);
         cost = groups_.cost(i);
         its_before = up_to;
+        tokens = groups_.tokens(i);
         row = groups_.row(p_, i);
         padded = atoms_up_to;
       }
@@ -183,6 +215,7 @@ class RunSearch {
       if (found_ > 0) continue;
       run_.group = run_.end_group;
       run_.set = run_.end_set;
+      run_.tokens = __shfl_sync(kAllLanes, tokens, from);
       run_.row = __shfl_sync(kAllLanes, row, from);
       run_.padded_rows = __shfl_sync(kAllLanes, padded, from) * kAtomRows;
       run_.end_group = static_cast<i32>(p_.groups);
@@ -192,8 +225,9 @@ class RunSearch {
 
   const Params& p_;
   WarpGroups groups_;
-  i64 total_ = 0;  // cost of one tile of every group
-  u32 most_ = 1;   // of a tile
+  i64 total_ = 0;           // cost of one tile of every group
+  u32 most_ = 1;            // of a tile
+  u32 least_ = 0xFFFFFFFF;  // of a tile, less 1
   i32 tile_sets_ = 0;
   i32 tiles_ = 0;  // of a group
   i64 target_ = 0;
@@ -202,9 +236,5 @@ class RunSearch {
   i32 found_ = 0;
   Run run_;
 };
-
-static __device__ __forceinline__ Run find_run(const Params& p, i32 worker, i32 workers) {
-  return RunSearch(p, worker, workers).run();
-}
 
 }  // namespace nibblas::portable

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "../common/nvfp4_pairs.cuh"
+#include "../common/ptx/global_memory.cuh"
 #include "stage.cuh"
 
 namespace nibblas::portable {
@@ -44,6 +45,18 @@ constexpr i32 kTokensAtOnce = kWarpLanes / kTokenChunks * Config::kTokenWarps;
 constexpr i32 kBatchTokens = kBatch * kTokensAtOnce;
 static_assert(kWarpLanes % kTokenChunks == 0, "lanes share out a token's chunks evenly");
 static_assert(Config::kTokens % kBatchTokens == 0, "batches fill a stage");
+
+// Brings what a visit's first stage reads of tokens into L2, a line of a token each lane.
+static __device__ __forceinline__ void prefetch_tokens(const Params& p, const Cursor& at) {
+  constexpr i32 kLineBytes = 128;
+  constexpr i32 kLines = Config::kStageK * (Config::kNvfp4Tokens ? 1 : 4) / 2 / kLineBytes;
+  const i32 lane = static_cast<i32>(threadIdx.x) % kWarpLanes;
+  const u8* lines = p.x.bytes + at.token_row() * p.x.row_bytes + lane % kLines * kLineBytes;
+#pragma unroll 1
+  for (i32 i = lane / kLines; i < at.tokens(); i += kWarpLanes / kLines) {
+    ptx::prefetch_l2(lines + i * p.x.row_bytes);
+  }
+}
 
 // Walks the path of stages in batches of tokens.
 class Tokens {

@@ -15,6 +15,27 @@ static __device__ __forceinline__ void prefetch_maps(const Params& p) {
   ptx::prefetch_tensormap(p.w_scales_map);
 }
 
+// Brings a box of codes and its scales, at the beginning of K, into L2.
+static __device__ __forceinline__ void prefetch_box(const Params& p, i32 set, i32 group) {
+  const i32 atom = set / kSetsPerAtom, in_atom = set % kSetsPerAtom;
+  ptx::cp_async_bulk_prefetch_tensor_4d(p.w_map, 0, 4 * atom, 4 * in_atom, group);
+  if (p.w_scales.layout == ScaleLayout::kLinear) {
+    ptx::cp_async_bulk_prefetch_tensor_4d(p.w_scales_map, 0, 4 * atom, 4 * in_atom, group);
+    return;
+  }
+#pragma unroll 1
+  for (i32 i = 0; i < kBoxSets; ++i) {
+    ptx::cp_async_bulk_prefetch_tensor_4d(p.w_scales_map, 64 * (in_atom + i), 0, atom, group);
+  }
+}
+
+// Brings what a visit's first stage copies into L2, which is harmless whoever writes it later: L2
+// is where everybody's writes meet. By one lane.
+static __device__ __forceinline__ void prefetch_weights(const Params& p, const Cursor& at) {
+#pragma unroll 1
+  for (i32 i = 0; i < at.sets(); i += kBoxSets) prefetch_box(p, at.set(i), at.group());
+}
+
 class TensorWeights {
  public:
   __device__ TensorWeights(const Params& p, i32 warp)

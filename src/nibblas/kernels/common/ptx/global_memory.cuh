@@ -14,4 +14,10 @@ static __device__ __forceinline__ i32 ld_relaxed_gpu_i32(const i32* from) {
   return value;
 }
 
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-prefetch-prefetchu
+// Brings the line of that address into L2.
+static __device__ __forceinline__ void prefetch_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+
 }  // namespace nibblas::ptx
