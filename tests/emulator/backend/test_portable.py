@@ -143,6 +143,26 @@ def test_operands_at_odd_addresses() -> None:
     assert_right(run(x, shifted, offs_of([2, 6])), x, w, offs_of([2, 6]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_outputs_of_two_sets_a_warp(dtype: torch.dtype) -> None:
+    """As weights come through TMA; the last sets have one row of each quarter's four beyond N."""
+    w = random_array((2, 416, 256), 21, global_shape=(2, 2))
+    x, ends = random_tokens(22, 256, 22, torch.float16), [9, 22]
+    factors = {
+        "alpha": torch.tensor([0.5, 2.0]),
+        "row_scale": torch.linspace(0.25, 1, 22),
+        "bias": torch.linspace(-1, 1, 416),
+    }
+    wide = torch.full((22, 834), 7.0, dtype=dtype)
+    with emulating("sm_90", num_sms=1) as emulated:
+        run(x, w, offs_of(ends), out=wide[:, :832:2], **factors)
+    report = emulated.reports[-1]
+    assert "portable" in report.kernel
+    assert "bulk copies" in report.events
+    assert_right(wide[:, :832:2], x, w, offs_of(ends), **factors)
+    assert bool((wide[:, 1:832:2] == 7).all() and (wide[:, 832:] == 7).all())
+
+
 def test_strided_output_columns_between_are_left_alone() -> None:
     w, x = random_array((2, 24, 256), 15), random_tokens(6, 256, 16, torch.bfloat16)
     wide = torch.full((6, 50), 7.0, dtype=torch.bfloat16)

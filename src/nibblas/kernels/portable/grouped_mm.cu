@@ -83,11 +83,8 @@ template <i32 kSets, i32 kTiles>
 static __device__ __forceinline__ void multiply_block(const Params& p, const Cursor& at,
                                                       const Multiplier& multiplier,
                                                       RingPlace& place) {
-  const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
   Sums<kTiles> sums[kSets]{};
-  Factors factors[kSets];
-#pragma unroll
-  for (i32 i = 0; i < kSets; ++i) factors[i] = load_factors(p, at, warp + i * Config::kWarps);
+  const Factors<kSets> factors = load_factors<kSets>(p, at);
   const i32 k_end = static_cast<i32>(p.k);
 #pragma unroll 1
   for (i32 k = 0; k < k_end; k += Config::kStageK, place.advance()) {
@@ -95,10 +92,7 @@ static __device__ __forceinline__ void multiply_block(const Params& p, const Cur
     multiplier.add<kSets, kTiles>(place.stage(), sums);
     place.release();
   }
-#pragma unroll
-  for (i32 i = 0; i < kSets; ++i) {
-    write_sums<kTiles>(p, at, warp + i * Config::kWarps, factors[i], sums[i]);
-  }
+  write_outputs<kSets, kTiles>(p, at, factors, sums);
 }
 
 // For a warp without a set.

@@ -1,5 +1,5 @@
-// Loads from global memory, one function per instruction. PTX ISA, "Data Movement and Conversion
-// Instructions".
+// Loads from and stores to global memory, one function per instruction. PTX ISA, "Data Movement and
+// Conversion Instructions".
 #pragma once
 
 #include "../types.h"
@@ -18,6 +18,22 @@ static __device__ __forceinline__ i32 ld_relaxed_gpu_i32(const i32* from) {
 // Brings the line of that address into L2.
 static __device__ __forceinline__ void prefetch_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-st
+// Nothing happens where `condition` is false, and nobody branches.
+static __device__ __forceinline__ void st_if(bool condition, void* to, u16 value) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b16 [%1], %2; }" ::"r"(
+                   static_cast<u32>(condition)),
+               "l"(to), "h"(value)
+               : "memory");
+}
+
+static __device__ __forceinline__ void st_if(bool condition, void* to, float value) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.f32 [%1], %2; }" ::"r"(
+                   static_cast<u32>(condition)),
+               "l"(to), "f"(value)
+               : "memory");
 }
 
 }  // namespace nibblas::ptx
