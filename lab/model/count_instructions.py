@@ -106,8 +106,8 @@ def counts_of(config: PortableConfig) -> dict[str, object]:
     """Instructions of one turn by role.
 
     "multiply": of a warp, by its sets of weight rows and tiles of 8 tokens. "tokens": of a turn of
-    the token warps' loop, two batches. "weights": of a turn without copies, and (instructions,
-    copies) of the loops of copies.
+    the token warps' loop, all batches that are on their way. "weights": of a turn without copies,
+    and (instructions, copies) of the loops of copies.
     """
     code = disassembled(config)
     steps = config.stage_k // 16

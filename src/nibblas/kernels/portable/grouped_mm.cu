@@ -66,15 +66,16 @@ static __device__ void load_tokens(const Params& p, const Run& run, Ring& ring) 
     place.publish();
     place.advance();
   };
-  RawBatch even, odd;
-  tokens.read_next(even);
-  tokens.read_next(odd);
-  while (even.batch >= 0) {
-    prepare(even);
-    tokens.read_next(even);
-    if (odd.batch < 0) return;
-    prepare(odd);
-    tokens.read_next(odd);
+  RawBatch raw[kBatchesAhead];
+#pragma unroll
+  for (RawBatch& batch : raw) tokens.read_next(batch);
+  while (true) {
+#pragma unroll
+    for (RawBatch& batch : raw) {
+      if (batch.batch < 0) return;
+      prepare(batch);
+      tokens.read_next(batch);
+    }
   }
 }
 

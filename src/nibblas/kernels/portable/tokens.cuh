@@ -1,7 +1,7 @@
 // The token warps' work: tokens made ready for the MMA, once for all multiplying warps: 16-bit
 // values in the order in which weights are decoded, or NVFP4 codes decoded.
 //
-//   global --> registers, two batches of tokens ahead --> prepared --> stage
+//   global --> registers, batches of tokens ahead --> prepared --> stage
 //
 // Token t of a stage belongs to token warp t % kTokenWarps.
 #pragma once
@@ -29,7 +29,7 @@ struct RawChunk {
 using RawChunk = Chunk;
 #endif
 
-// A lane's chunk of each token of a batch. Two batches are on their way at a time.
+// A lane's chunk of each token of a batch.
 constexpr i32 kBatch = !Config::kTensorCopies ? 4
                        : Config::kTokens > 16 ? 8
                                               : 8 / Config::kTokenWarps;
@@ -38,6 +38,9 @@ struct RawBatch {
   i32 batch;     // of its stage; negative: there is none
   bool is_last;  // of its stage
 };
+
+// Batches that are on their way at a time: of 16 tokens, two stages'.
+constexpr i32 kBatchesAhead = Config::kTensorCopies && Config::kTokens <= 16 ? 4 : 2;
 
 // Tokens of a stage that a warp's lanes read at once, and those of a batch.
 constexpr i32 kTokenChunks = kSteps * kStepChunks;
