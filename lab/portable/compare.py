@@ -4,9 +4,10 @@ Usage: python lab/portable/compare.py OUT.jsonl COPY...
        PYTHONPATH=COPY python lab/portable/compare.py --worker [--profile]
 
 A copy is a folder that holds ``nibblas``. Each copy runs in a process of its own, the worker, which
-first shows that its results are right; then every case is timed in rounds, one copy after the
-other, so that a change of the machine's clocks meets all of them. Copies named part_... leave work
-out: their results are wrong, they are timed all the same, and their lines say so.
+first shows that its results are right; then both cases are timed in rounds, to and fro over the
+copies, with pauses, so that a device that gets hotter or slower does so for all of them. Copies
+named part_... leave work out: their results are wrong, they are timed all the same, and their lines
+say so.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import select
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO, Any
 
 import first_speed
 import torch
 
-ROUNDS, REPLAYS, CALLS_OF_A_SET = 8, 12, 2
+ROUNDS, REPLAYS, CALLS_OF_A_SET = 37, 8, 4
+PAUSE_SECONDS = 0.02  # after each copy's turn
 PATIENCE_SECONDS = 60  # a kernel that hangs is given up
 
 
@@ -143,9 +146,11 @@ def compare(copies: list[str], out: IO[str]) -> None:
             facts[case, copy] = found
             if found["correct"] or (Path(copy).name.startswith("part_") and "died" not in found):
                 times[case, copy] = []
-    for _ in range(ROUNDS):
-        for (case, copy), found_times in times.items():
-            found_times += ask(workers[copy], case) or []
+    for i in range(ROUNDS):
+        order = sorted(times, key=lambda key: copies.index(key[1]), reverse=i % 2 == 1)
+        for case, copy in order:
+            times[case, copy] += ask(workers[copy], case) or []
+            time.sleep(PAUSE_SECONDS)
     for (case, copy), found in facts.items():
         line: dict[str, Any] = {"case": case, "copy": Path(copy).name, "kind": "fp16"}
         all_times = times.get((case, copy), [])
