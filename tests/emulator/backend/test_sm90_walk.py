@@ -123,20 +123,22 @@ def check_cut(
     for begin, end in ranges:
         wanted[begin:end] = 1
     assert (met == wanted[:, None]).all()
-    check_order([steps[:, 7] for steps in by_cluster])
+    widths = in_order(by_cluster)[:, 7].tolist()
+    assert widths == sorted(widths, reverse=True), "widest first"
 
 
-def check_order(widths: list[np.ndarray]) -> None:
-    """Widest first, dealt to and fro: the last of a round is the first of the next."""
-    lengths = [len(each) for each in widths]
-    dealt = [
-        widths[cluster if turn % 2 == 0 else -1 - cluster][turn]
-        for turn in range(max(lengths))
-        for cluster in range(len(widths))
-        if turn < lengths[cluster if turn % 2 == 0 else -1 - cluster]
-    ]
+def in_order(by_cluster: list[np.ndarray]) -> np.ndarray:
+    """All steps as they are dealt, to and fro: the last of a round is the first of the next."""
+    lengths = [len(steps) for steps in by_cluster]
     assert max(lengths) - min(lengths) <= 1
-    assert dealt == sorted(dealt, reverse=True)
+    return np.array(
+        [
+            by_cluster[at][turn]
+            for turn in range(max(lengths))
+            for at in (range(len(lengths)) if turn % 2 == 0 else reversed(range(len(lengths))))
+            if turn < lengths[at]
+        ]
+    ).reshape(-1, 8)
 
 
 SIZES = {
@@ -183,3 +185,15 @@ def test_the_best_cut_leaves_no_cta_idle_and_weights_are_not_decoded_too_often(s
     many = walked(shape, [400, 800], rows=800, n=64 * 4 * CTAS)
     assert many.best[1] == config.multiply_groups
     assert many.best[0] >= config.max_tokens // 2
+
+
+def test_steps_that_are_taken_at_once_share_tiles_and_blocks() -> None:
+    """Of a large group: else each round would read all of its tokens, or all of its weights."""
+    rows, n = 5000, 4096
+    order = in_order(walked("many", [rows], rows=rows, n=n).steps[-1])
+    tiles, blocks = len(np.unique(order[:, 0])), len(np.unique(order[:, 2]))
+    assert tiles > 16 and blocks > 16, "many of both"
+    for first in range(len(order) - 64):
+        at_once = order[first : first + 64]
+        assert len(np.unique(at_once[:, 0])) <= 8
+        assert len(np.unique(at_once[:, 2])) <= 18

@@ -6,7 +6,8 @@
 // equal tiles of at most so many, and blocks have so many units (a Cut): whichever of kCuts should
 // take the least time with the sizes that are found in offs.
 //
-//   steps    widest tiles first; of one width by group, block of rows, tile of tokens
+//   steps    widest tiles first; of one width by group; of a group by kTilesTogether tiles of
+//            tokens, block of rows, tile of these
 //   round 0  cluster 0 takes step 0, cluster 1 step 1, ...
 //   round 1  the other way round, so that who had a long step gets a short one; and so on
 #pragma once
@@ -26,6 +27,11 @@ constexpr i32 kMaxCuts = 8;
 static_assert(kCutCount <= kMaxCuts, "a lane looks at one");
 constexpr float kInfinity = 3.4e38f;
 
+// Of what is not negative: cheaper than with signs.
+static __device__ __forceinline__ i32 divided(i32 a, i32 b) {
+  return static_cast<i32>(static_cast<u32>(a) / static_cast<u32>(b));
+}
+
 static __device__ __forceinline__ i32 ceil_div_i32(i32 a, i32 b) {
   return static_cast<i32>((static_cast<u32>(a) + static_cast<u32>(b) - 1) / static_cast<u32>(b));
 }
@@ -33,6 +39,10 @@ static __device__ __forceinline__ i32 ceil_div_i32(i32 a, i32 b) {
 static __device__ __forceinline__ i32 units_of(i64 n) {
   return static_cast<i32>(ceil_div(n, kAtomRows)) * static_cast<i32>(kAtomRows / kUnitRows);
 }
+
+// Steps that are taken at once read some tiles of tokens and some blocks of weight rows: least with
+// few tiles and many blocks, since a tile of 256 has 7 times the bytes of a block of 128 rows.
+constexpr i32 kTilesTogether = 4;
 
 // Blocks of weight rows.
 static __device__ __forceinline__ i32 blocks_of(const Params& p, const Cut& cut) {
@@ -217,9 +227,13 @@ class Walk {
     const i32 in_group = index - __shfl_sync(kAllLanes, end - steps, owner);
     const i32 count = __shfl_sync(kAllLanes, tiles_.count, owner);
     const i32 part = __shfl_sync(kAllLanes, tiles_.tokens, owner);
-    i32 block = in_group;
-    if (count > 1) block = static_cast<i32>(static_cast<u32>(in_group) / static_cast<u32>(count));
-    const i32 tile = in_group - block * count;
+    i32 tile = 0;
+    if (count > kTilesTogether) {
+      tile = divided(in_group, kTilesTogether * blocks_) * kTilesTogether;
+    }
+    const i32 in_tiles = in_group - tile * blocks_, tiles = min(count - tile, kTilesTogether);
+    const i32 block = tiles > 1 ? divided(in_tiles, tiles) : in_tiles;
+    tile += in_tiles - block * tiles;
     const i32 group = first_group_ + owner;
     i64 row = static_cast<i64>(tile) * part;
     if (p_.max_m > 0) {
