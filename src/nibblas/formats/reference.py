@@ -36,8 +36,10 @@ _ROWS_AT_A_TIME = 1024
 #: The least sizes, of tokens and of decoded weights, that a tensor core aligns by: the smallest
 #: normal of its operands. Weights as float16 are decoded 2**-7 below their value.
 _ALIGNED_BY = {torch.float16: (2.0**-14, 2.0**-7), torch.bfloat16: (2.0**-126, 0.0)}
-#: What the decode leaves out, and the fewest products that a tensor core adds at once.
-_LEFT_OUT, _TERMS_AT_ONCE = 2.0**7, 8
+#: What the decode leaves out.
+_LEFT_OUT = 2.0**7
+#: Values along K that share MMAs, and the most sums, of at least 8 products each, that they become.
+_TOGETHER, _CUTS = 128, 16
 
 
 @dataclass(frozen=True)
@@ -251,14 +253,17 @@ def _tensor_core_limits(x: Tensor | NVFP4Array) -> tuple[float, float, float]:
     """Of sums on tensor cores: least sizes of tokens and weights; what cuts of sums can take away.
 
     Only float32 sums of bfloat16 tokens reach float32's subnormals: then all terms, 2**-7 below
-    their values, are multiples of 2**-150, so each cut takes away at most that.
+    their values, are multiples of 2**-150, so each cut takes away at most that. A kernel may take
+    the values of 128 k for its MMAs in any order, so that few values may be spread over all sums;
+    each of them has at least two, since codes come in bytes.
 
     Returns:
         The last in units of 2**-150 of a sum.
     """
     if isinstance(x, NVFP4Array) or x.dtype not in _ALIGNED_BY:
         return 0.0, 0.0, 0.0
-    cuts = -(-x.shape[-1] // _TERMS_AT_ONCE) if x.dtype == torch.bfloat16 else 0
+    whole, rest = divmod(x.shape[-1], _TOGETHER)
+    cuts = _CUTS * whole + min(_CUTS, rest // 2) if x.dtype == torch.bfloat16 else 0
     return *_ALIGNED_BY[x.dtype], _LEFT_OUT * cuts
 
 

@@ -13,14 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from nibblas import NVFP4Array
+from nibblas import NVFP4Array, grouped_mm
 from nibblas.check.problems import draw
 from nibblas.check.targets import Target
 from nibblas.check.verdict import judge, truth_of
 from nibblas.emulator import emulating
 from nibblas.emulator.dot import accumulation, expanded, multiply_add
 from nibblas.formats import e2m1
-from nibblas.formats.reference import block_values, error_bound, grouped_mm_reference
+from nibblas.formats.reference import (
+    block_values,
+    error_bound,
+    grouped_mm_reference,
+    within_bound,
+)
 
 DECODE = 2.0**-7
 """What the portable kernel's weights are multiplied by."""
@@ -36,6 +41,23 @@ def test_the_portable_kernel_on_sums_near_1e_40(arch):
         verdict = judge(truth_of(draw(90, 29)), Target("emulated"))
     assert verdict.passed, verdict.violations
     assert verdict.worst > 0.3
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_few_values_are_cut_as_often_as_they_have_mmas(arch):
+    """16 values along K: four MMAs of the portable kernel. Two cuts, K / 8, are too few."""
+    made = torch.Generator().manual_seed(5)
+    codes = torch.randint(0, 256, (1, 512, 8), dtype=torch.uint8, generator=made)
+    w = NVFP4Array(codes, torch.full((1, 512, 1), 0x01, dtype=torch.uint8))
+    x = (torch.randint(-127, 128, (8, 16), generator=made) * 2.0**-133).bfloat16()
+    offs = torch.tensor([8], dtype=torch.int32)
+    with emulating(arch):
+        out = grouped_mm(x, w, offs, out_dtype=torch.float32, backend="emulated")
+    exact = grouped_mm_reference(x, w, offs)
+    assert within_bound(out, exact, error_bound(exact, torch.float32)).all()
+    two_cuts = replace(exact, absolute=torch.full_like(exact.absolute, 2 * 2.0**7))
+    assert not within_bound(out, exact, error_bound(two_cuts, torch.float32)).all()
 
 
 def bytes_of(values: list[float]) -> torch.Tensor:
