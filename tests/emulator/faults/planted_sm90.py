@@ -451,8 +451,8 @@ FAULTS = [
     Fault(
         "rows of no group are written",
         "epilogue.cuh",
-        "first > 0 && first - kTurnedTokens + lane() / 2 < tokens_",
-        "first > 0",
+        "if (last + lane() / 2 < tokens_) store_turned",
+        "store_turned",
         shows="wrong OutOfBounds DataRace",
         variant="short",
         always=True,
