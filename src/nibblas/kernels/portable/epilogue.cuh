@@ -98,12 +98,25 @@ static __device__ __forceinline__ void scale_sums(const Params& p, const Cursor&
   }
 }
 
-// Without branches: so few instructions are all that comes between visits.
-template <typename Element, i32 kSets, i32 kTiles>
+// Rounds outputs to a type of 16 bits, which are then the lower half of each.
+template <i32 kSets, i32 kTiles, u16 (*kRounded)(float)>
+static __device__ __forceinline__ void round_outputs(Sums<kTiles> (&outputs)[kSets]) {
+#pragma unroll
+  for (i32 i = 0; i < kSets; ++i) {
+#pragma unroll
+    for (i32 j = 0; j < 4 * kTiles; ++j) {
+      float& y = outputs[i].of[j / 4][j % 4];
+      y = __uint_as_float(kRounded(y));
+    }
+  }
+}
+
+// Without branches: so few instructions are all that comes between visits. Bits: u16 or u32.
+template <typename Bits, i32 kSets, i32 kTiles>
 static __device__ __forceinline__ void store_outputs(const Params& p, const Cursor& at,
                                                      const Sums<kTiles> (&outputs)[kSets]) {
-  const i64 row_bytes = p.out_row_stride * sizeof(typename Element::Bits);
-  const i64 column_bytes = p.out_column_stride * sizeof(typename Element::Bits);
+  const i64 row_bytes = p.out_row_stride * sizeof(Bits);
+  const i64 column_bytes = p.out_column_stride * sizeof(Bits);
   u8* row = static_cast<u8*>(p.out) + (at.token_row() + first_token()) * row_bytes;
   const i32 tokens = at.tokens() - first_token();
   i64 columns[2 * kSets];
@@ -119,25 +132,12 @@ static __device__ __forceinline__ void store_outputs(const Params& p, const Curs
     const i32 token = j / 2 * 8 + j % 2;
 #pragma unroll
     for (i32 i = 0; i < 2 * kSets; ++i) {
-      ptx::st_if(token < tokens_of[i], row + columns[i],
-                 Element::rounded(outputs[i / 2].of[j / 2][2 * (i % 2) + j % 2]));
+      const float y = outputs[i / 2].of[j / 2][2 * (i % 2) + j % 2];
+      ptx::st_if(token < tokens_of[i], row + columns[i], static_cast<Bits>(__float_as_uint(y)));
     }
     row += j % 2 == 0 ? row_bytes : 7 * row_bytes;
   }
 }
-
-struct Bf16Element {
-  using Bits = u16;
-  static __device__ __forceinline__ Bits rounded(float y) { return ptx::cvt_bf16_f32(y); }
-};
-struct Fp16Element {
-  using Bits = u16;
-  static __device__ __forceinline__ Bits rounded(float y) { return ptx::cvt_f16_f32(y); }
-};
-struct Fp32Element {
-  using Bits = float;
-  static __device__ __forceinline__ Bits rounded(float y) { return y; }
-};
 
 // Of a block of tokens; uses sums up.
 template <i32 kSets, i32 kTiles>
@@ -145,14 +145,13 @@ static __device__ __forceinline__ void write_outputs(const Params& p, const Curs
                                                      const Factors<kSets>& factors,
                                                      Sums<kTiles> (&sums)[kSets]) {
   scale_sums<kSets, kTiles>(p, at, factors, sums);
-  switch (p.out_type) {
-    case ElementType::kBf16:
-      return store_outputs<Bf16Element, kSets, kTiles>(p, at, sums);
-    case ElementType::kFp16:
-      return store_outputs<Fp16Element, kSets, kTiles>(p, at, sums);
-    default:
-      return store_outputs<Fp32Element, kSets, kTiles>(p, at, sums);
+  if (p.out_type == ElementType::kFp32) return store_outputs<u32, kSets, kTiles>(p, at, sums);
+  if (p.out_type == ElementType::kBf16) {
+    round_outputs<kSets, kTiles, ptx::cvt_bf16_f32>(sums);
+  } else {
+    round_outputs<kSets, kTiles, ptx::cvt_f16_f32>(sums);
   }
+  store_outputs<u16, kSets, kTiles>(p, at, sums);
 }
 
 }  // namespace nibblas::portable

@@ -29,10 +29,10 @@ static __device__ __forceinline__ void st_if(bool condition, void* to, u16 value
                : "memory");
 }
 
-static __device__ __forceinline__ void st_if(bool condition, void* to, float value) {
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.f32 [%1], %2; }" ::"r"(
+static __device__ __forceinline__ void st_if(bool condition, void* to, u32 value) {
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2; }" ::"r"(
                    static_cast<u32>(condition)),
-               "l"(to), "f"(value)
+               "l"(to), "r"(value)
                : "memory");
 }
 
