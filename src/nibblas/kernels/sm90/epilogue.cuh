@@ -42,17 +42,20 @@ class Output {
   template <i32 kTokens>
   __device__ __forceinline__ void write(Sums<kTokens>& sums, u32 stage) const {
     if (warp_column_ >= p_.n) return;  // N is a multiple of 32: the warp's columns exist or not
-    finish<kTokens>(sums);
+    const Columns columns{{low_.product(), load_bias(p_, group_, low_column())},
+                          {high_.product(), load_bias(p_, group_, low_column() + 8)}};
     const i64 row_bytes = p_.out_row_stride * element_;
     const bool in_rows = p_.out_type != ElementType::kFp32 && p_.out_column_stride == 1 &&
                          (reinterpret_cast<u64>(p_.out) | static_cast<u64>(row_bytes)) % 16 == 0;
     u8* to = static_cast<u8*>(p_.out) + token_row_ * row_bytes +
              warp_column_ * p_.out_column_stride * element_;
-    if (in_rows) {
-      write_turned(sums, room_of_warp(stage), to + lane() / 2 * row_bytes + lane() % 2 * 16,
-                   row_bytes);
+    u8* to_of_lane = to + lane() / 2 * row_bytes + lane() % 2 * 16;
+    if (in_rows && p_.row_scale == nullptr) {
+      write_turned<kTokens, false>(sums, columns, room_of_warp(stage), to_of_lane, row_bytes);
+    } else if (in_rows) {
+      write_turned<kTokens, true>(sums, columns, room_of_warp(stage), to_of_lane, row_bytes);
     } else {
-      write_elements(sums, to, row_bytes);
+      write_elements(sums, columns, to, row_bytes);
     }
   }
 
@@ -60,29 +63,48 @@ class Output {
   static constexpr i32 kTurnedTokens = 16;
   static constexpr u32 kTokenBytes = 32;  // of a warp's 16 columns
 
+  struct Column {
+    float scale;
+    float bias;
+  };
+
+  // The lane's rows of the MMA.
+  struct Columns {
+    Column low;
+    Column high;
+  };
+
+  // Of 8 tokens: the lane's two rows, two tokens each.
+  struct Finished {
+    float low[2];
+    float high[2];
+  };
+
   static __device__ __forceinline__ i32 lane() { return threadIdx.x % kWarpLanes; }
 
   // The column of the lane's upper row.
   __device__ __forceinline__ i64 low_column() const { return warp_column_ + lane() / 4; }
 
-  // Turns sums into outputs that are not yet rounded: of 8 tokens, the lane's two rows, two tokens
-  // each.
-  template <i32 kTokens>
-  __device__ __forceinline__ void finish(Sums<kTokens>& sums) const {
-    const float scales[2] = {low_.product(), high_.product()};
-    const float biases[2] = {load_bias(p_, group_, low_column()),
-                             load_bias(p_, group_, low_column() + 8)};
-#pragma unroll
-    for (i32 i = 0; i < kTokens / 2; ++i) sums.of[i] = sums.of[i] * kSumScale * scales[i / 2 % 2];
-    if (p_.row_scale != nullptr) {
-#pragma unroll
-      for (i32 i = 0; i < kTokens / 2; ++i) {
-        const i32 token = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-        if (token < tokens_) sums.of[i] *= p_.row_scale[token_row_ + token];
-      }
+  static __device__ __forceinline__ float finished(float sum, const Column& column,
+                                                   float row_scale) {
+    return __fadd_rn(sum * kSumScale * column.scale * row_scale, column.bias);
+  }
+
+  __device__ __forceinline__ float row_scale_of(i32 token) const {
+    return p_.row_scale == nullptr || token >= tokens_ ? 1 : p_.row_scale[token_row_ + token];
+  }
+
+  // Of the 8 tokens from `token` on, whose sums are at `of`.
+  template <bool kRowScale>
+  __device__ __forceinline__ Finished finish(const float* of, const Columns& columns,
+                                             i32 token) const {
+    float scales[2] = {1, 1};
+    if constexpr (kRowScale) {
+      scales[0] = row_scale_of(token + lane() % 4 * 2);
+      scales[1] = row_scale_of(token + lane() % 4 * 2 + 1);
     }
-#pragma unroll
-    for (i32 i = 0; i < kTokens / 2; ++i) sums.of[i] = __fadd_rn(sums.of[i], biases[i / 2 % 2]);
+    return {{finished(of[0], columns.low, scales[0]), finished(of[1], columns.low, scales[1])},
+            {finished(of[2], columns.high, scales[0]), finished(of[3], columns.high, scales[1])}};
   }
 
   // Where the warp's own codes were: nobody else reads or writes there before the stage is
@@ -94,9 +116,9 @@ class Output {
            16 * quarter * kCodesRowBytes;
   }
 
-  template <i32 kTokens>
-  __device__ __forceinline__ void write_turned(const Sums<kTokens>& outputs, u32 room, u8* to,
-                                               i64 row_bytes) const {
+  template <i32 kTokens, bool kRowScale>
+  __device__ __forceinline__ void write_turned(const Sums<kTokens>& sums, const Columns& columns,
+                                               u32 room, u8* to, i64 row_bytes) const {
     u32 turned[4];  // 8 columns of a token of the 16 before
 #pragma unroll
     for (i32 first = 0; first < kTokens; first += kTurnedTokens) {
@@ -104,10 +126,10 @@ class Output {
       const u32 half = room + first / kTurnedTokens % 2 * kTurnedTokens * kTokenBytes;
 #pragma unroll
       for (i32 token = 0; token < min(kTurnedTokens, kTokens - first); token += 8) {
-        const float* y = &outputs.of[(first + token) / 2];
+        const Finished y = finish<kRowScale>(&sums.of[(first + token) / 2], columns, first + token);
         // Lane l < 16 says where 8 columns of a token go: of token l % 8, the lower or upper ones.
         ptx::stmatrix_x2_trans(half + turned_place(token + lane() % 8, lane() / 8 % 2),
-                               packed(y[0], y[1]), packed(y[2], y[3]));
+                               packed(y.low), packed(y.high));
       }
       __syncwarp();
       if (first > 0) store_turned(to + (first - kTurnedTokens) * row_bytes, turned);
@@ -128,29 +150,30 @@ class Output {
     return token * kTokenBytes + (half ^ token / 4 % 2) * 16;
   }
 
-  __device__ __forceinline__ u32 packed(float low, float high) const {
-    return p_.out_type == ElementType::kFp16 ? ptx::cvt_f16x2_f32(low, high)
-                                             : ptx::cvt_bf16x2_f32(low, high);
+  __device__ __forceinline__ u32 packed(const float (&y)[2]) const {
+    return p_.out_type == ElementType::kFp16 ? ptx::cvt_f16x2_f32(y[0], y[1])
+                                             : ptx::cvt_bf16x2_f32(y[0], y[1]);
   }
 
-  // fp32 outputs, and any strides. One copy of the code for all tokens, to which the outputs move
-  // up: registers cannot be told apart at run time.
+  // fp32 outputs, and any strides. One copy of the code for all tokens, to which the sums move up:
+  // registers cannot be told apart at run time.
   template <i32 kTokens>
-  __device__ __forceinline__ void write_elements(Sums<kTokens>& outputs, u8* to,
-                                                 i64 row_bytes) const {
+  __device__ __forceinline__ void write_elements(Sums<kTokens>& sums, const Columns& columns,
+                                                 u8* to, i64 row_bytes) const {
     const i64 column_bytes = p_.out_column_stride * element_;
     u8* low = to + lane() / 4 * column_bytes + lane() % 4 * 2 * row_bytes;
     u8* high = low + 8 * column_bytes;
 #pragma unroll 1
     for (i32 token = 0; token < tokens_; token += 8) {
+      const Finished y = finish<true>(sums.of, columns, token);
 #pragma unroll
       for (i32 i = 0; i < 2; ++i) {
         if (token + lane() % 4 * 2 + i >= tokens_) continue;
-        store_element(low + (token + i) * row_bytes, p_.out_type, outputs.of[i]);
-        store_element(high + (token + i) * row_bytes, p_.out_type, outputs.of[2 + i]);
+        store_element(low + (token + i) * row_bytes, p_.out_type, y.low[i]);
+        store_element(high + (token + i) * row_bytes, p_.out_type, y.high[i]);
       }
 #pragma unroll
-      for (i32 i = 4; i < kTokens / 2; ++i) outputs.of[i - 4] = outputs.of[i];
+      for (i32 i = 4; i < kTokens / 2; ++i) sums.of[i - 4] = sums.of[i];
     }
   }
 
