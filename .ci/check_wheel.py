@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# Code and native library are 0.3 MiB. 16 MiB of cubins, of which prebuild allows 20, deflate to less
-# than a third.
+# Code and native library are 0.3 MiB. 16 MiB of cubins, of which prebuild allows 20, deflate to
+# less than a third.
 MAX_WHEEL_BYTES = 5 * 2**20
 CUBINS = "nibblas/prebuilt/"
 # A second OpenMP runtime beside torch's would start a second thread pool; libstdc++ may be older
