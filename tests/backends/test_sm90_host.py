@@ -217,8 +217,7 @@ def test_tensor_maps_end_where_the_tensors_do(layout: str, n: int, cluster: int)
     assert [spec.box for spec in tokens] == [(64, rows, 2 // cluster) for rows in config.widths]
     assert {(spec.dims, spec.stride_bytes) for spec in tokens} == {((64, 300, 8), (1024, 128))}
     assert {spec.swizzle for spec in tokens} == {"128b"}
-    assert codes.box == (64, 16, 4, 1)
-    assert (codes.swizzle, scales.swizzle) == ("64b", "none")
+    assert codes.box == (64, 16, 4, 1) and codes.swizzle == scales.swizzle == "none"
     assert scales.box == ((256, 2, 1, 1) if layout == "blocked" else (16, 16, 4, 1))
     operands_of = [product.x] * len(tokens) + [product.w, product.w_scales]
     for spec, tensor in zip(made, operands_of, strict=True):

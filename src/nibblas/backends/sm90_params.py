@@ -114,7 +114,6 @@ def _weights_map(product: Operands) -> TensorMapSpec:
         dims=(product.k // 2, _QUARTER_ROWS, product.n // _QUARTER_ROWS, product.groups),
         stride_bytes=(row, _QUARTER_ROWS * row, _stride_bytes(w, 0, product.n * row)),
         box=(STAGE_K // 2, _UNIT_LINES, 4, 1),
-        swizzle="64b",
         l2_promotion="l2_128b",
     )
 

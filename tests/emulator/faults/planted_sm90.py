@@ -292,14 +292,6 @@ FAULTS = [
     ),
     # Decoding
     Fault(
-        "codes are read as if TMA had not swizzled them",
-        "decode.cuh",
-        " +\n             line / 2 % 4 * kPieceBytes;",
-        ";",
-        shows="wrong",
-        variant="alone",
-    ),
-    Fault(
         "linear scales of the first stage are the second's too",
         "decode.cuh",
         "blocked ? 0 : 8",

@@ -4,9 +4,6 @@
 //
 //   16 bytes of a row, 32 k:   word 0   word 1   word 2   word 3
 //                              MMA 0's 16 k      MMA 1's 16 k
-//
-// A row's four pieces of 16 bytes are where TMA's 64-byte swizzle has put them: piece i of row r at
-// i ^ r / 2 % 4, so that the eight rows that a warp reads together lie in different banks.
 #pragma once
 
 #include "../common/nvfp4_ordered.cuh"
@@ -49,8 +46,7 @@ class Decoder {
     const u32 quarter = threadIdx.x / kWarpLanes % kGroupWarps;
     const u32 line = threadIdx.x % kWarpLanes / 4, row = 16 * quarter + line;
     const bool blocked = p.w_scales.layout == ScaleLayout::kBlocked;
-    codes_ = sizeof(Stage::tokens) + warpgroup() * kCodesBytes + row * kCodesRowBytes +
-             line / 2 % 4 * kPieceBytes;
+    codes_ = sizeof(Stage::tokens) + warpgroup() * kCodesBytes + row * kCodesRowBytes;
     scales_ = sizeof(Stage::tokens) + sizeof(Stage::weights) + warpgroup() * kLinearScalesBytes +
               (blocked ? line * kLineBytes + quarter * 4 : row * kLineBytes);
     half_step_ = blocked ? kBlockedScalesBytes / 2 : 4;
@@ -60,9 +56,8 @@ class Decoder {
 
   __device__ __forceinline__ Codes load(u32 stage, i32 piece) const {
     Codes codes;
-    const u32 low = (stage + codes_) ^ static_cast<u32>(piece * kPieceBytes);
-    ptx::ld_shared_v4(codes.low, low);
-    ptx::ld_shared_v4(codes.high, low + 8 * kCodesRowBytes);
+    ptx::ld_shared_v4(codes.low, stage + codes_ + piece * 16);
+    ptx::ld_shared_v4(codes.high, stage + codes_ + 8 * kCodesRowBytes + piece * 16);
     return codes;
   }
 
@@ -90,7 +85,6 @@ class Decoder {
 
  private:
   static constexpr u32 kLineBytes = 16;  // of scales
-  static constexpr i32 kPieceBytes = 16;
 
   static __device__ __forceinline__ void convert(u32 four, i32 half, RowScales& scales) {
     scales.pairs[2 * half] = Type::scale_pair(static_cast<u16>(four));

@@ -1,7 +1,7 @@
 // Shared memory: a ring of stages of 128 values along K, and its barriers.
 //
 //   tokens   [64 values along K][token] rows of 128 bytes, 128-byte swizzle
-//   weights  [unit][4 quarters][16 lines] 64 bytes of codes, 64-byte swizzle
+//   weights  [unit][4 quarters][16 lines] 64 bytes of codes
 //   scales   [unit] blocked: [64 values along K][16 lines][4 quarters] 4 bytes
 //                   linear:  [4 quarters][16 lines] 16 bytes, those of 256 values
 //
