@@ -14,6 +14,7 @@ from nibblas.plan.sm90 import (
     N_MULTIPLE,
     PARAMS_HEADER_BYTES,
     STAGE_K,
+    UNIT_ROWS,
     Sm90Config,
 )
 from nibblas.plan.sm90_prepare import Sm90PrepareConfig
@@ -21,10 +22,8 @@ from nibblas.runtime.records import address
 from nibblas.runtime.tensormap import TENSOR_MAP_BYTES, TensorMapSpec
 
 _TMA_ALIGNMENT = 16
-_QUARTER_ROWS = 32
-"""Weight rows of a quarter of an atom of 128."""
-_UNIT_LINES = 16
-"""Rows of a quarter that a unit has."""
+_MOST_OF_A_BOX = 256
+"""Elements along a dimension."""
 _LINE_VALUES = 64
 """16-bit values of a line of the 128-byte swizzle."""
 
@@ -106,37 +105,37 @@ def _tokens_map(product: Operands, rows: int, config: Sm90Config) -> TensorMapSp
 
 
 def _weights_map(product: Operands) -> TensorMapSpec:
-    """[groups][N / 32][32][K / 2] codes, a unit's rows of 128 values at a time."""
+    """[groups][N][K / 2] codes, a unit's rows of 128 values at a time."""
     w = product.w
     row = _stride_bytes(w, 1, w.shape[2])
     return TensorMapSpec(
         "uint8",
-        dims=(product.k // 2, _QUARTER_ROWS, product.n // _QUARTER_ROWS, product.groups),
-        stride_bytes=(row, _QUARTER_ROWS * row, _stride_bytes(w, 0, product.n * row)),
-        box=(STAGE_K // 2, _UNIT_LINES, 4, 1),
+        dims=(product.k // 2, product.n, product.groups),
+        stride_bytes=(row, _stride_bytes(w, 0, product.n * row)),
+        box=(STAGE_K // 2, UNIT_ROWS, 1),
         l2_promotion="l2_128b",
     )
 
 
 def _scales_map(product: Operands) -> TensorMapSpec:
-    """The scales of the same rows: 16 bytes of each, or 16 lines of two atoms."""
+    """The scales of the same rows: 16 bytes of each, or two atoms of 64 values along K."""
     scales, k_blocks = product.w_scales, product.k // 16
     if product.w_scale_layout == "blocked":
         k_atoms, row_atoms = k_blocks // 4, -(-product.n // 128)
         group = _stride_bytes(scales, 0, 512 * k_atoms * row_atoms)
         return TensorMapSpec(
             "uint8",
-            dims=(512, k_atoms, row_atoms, product.groups),
-            stride_bytes=(512, 512 * k_atoms, group),
-            box=(16 * _UNIT_LINES, 2, 1, 1),
+            dims=(_MOST_OF_A_BOX, 2 * k_atoms, row_atoms, product.groups),
+            stride_bytes=(_MOST_OF_A_BOX, 512 * k_atoms, group),
+            box=(_MOST_OF_A_BOX, 4, 1, 1),
             l2_promotion="l2_256b",
         )
     row = _stride_bytes(scales, 1, k_blocks)
     return TensorMapSpec(
         "uint8",
-        dims=(k_blocks, _QUARTER_ROWS, product.n // _QUARTER_ROWS, product.groups),
-        stride_bytes=(row, _QUARTER_ROWS * row, _stride_bytes(scales, 0, product.n * row)),
-        box=(16, _UNIT_LINES, 4, 1),
+        dims=(k_blocks, product.n, product.groups),
+        stride_bytes=(row, _stride_bytes(scales, 0, product.n * row)),
+        box=(16, UNIT_ROWS, 1),
         l2_promotion="l2_128b",
     )
 

@@ -142,7 +142,7 @@ class Sm90Config:
     @property
     def shared_bytes(self) -> int:
         """The ring, the groups' ends, steps and barriers."""
-        used = 4 * MAX_GROUPS + self.stages * (self.stage_bytes + 64)
+        used = 4 * MAX_GROUPS + self.stages * (self.stage_bytes + 16) + 256
         return -(-used // 1024) * 1024
 
     def schedule(self, sms: int) -> KernelSchedule:
@@ -194,7 +194,7 @@ class Sm90Config:
                 "#pragma once",
                 f"#define NIBBLAS_CONFIG_BF16 {int(self.activations == 'bf16')}",
                 f"#define NIBBLAS_CONFIG_WIDTHS {_listed(self.widths)}",
-                f"#define NIBBLAS_CONFIG_CUTS {_listed(f'{{{w}, {u}}}' for w, u in self.cuts)}",
+                f"#define NIBBLAS_CONFIG_CUTS {_listed(f'{{{w}, {u}, 1.0f / {w}}}' for w, u in self.cuts)}",
                 "namespace nibblas {",
                 "struct Config {",
                 f"  static constexpr bool kDecodedTokens = {decoded};",

@@ -24,6 +24,11 @@ struct OrderedFp16 {
     return ptx::cvt_f16x2_e4m3x2(two_bytes);
   }
 
+  // Four of them, as two pairs.
+  static __device__ __forceinline__ void scale_pairs(u32 four_bytes, u32& lower, u32& upper) {
+    ptx::cvt_f16x2_e4m3x2(four_bytes, lower, upper);
+  }
+
   // b0 and b1 belong to the first block of the scales, b2 and b3 to the second.
   static __device__ __forceinline__ OrderedPairs decode(u32 bytes, u32 scales) {
     constexpr u32 kSigns = 0x80808080u, kCodeInHighByte = 0x8E008E00u;
@@ -43,10 +48,10 @@ struct OrderedFp16 {
 struct OrderedBf16 {
   static constexpr i32 kShift = 0;
 
-  static __device__ __forceinline__ u32 scale_pair(u16 two_bytes) {
-    const u32 scales = ptx::cvt_f16x2_e4m3x2(two_bytes);
-    return ptx::cvt_bf16x2_f32(ptx::cvt_f32_f16(static_cast<u16>(scales)),
-                               ptx::cvt_f32_f16(static_cast<u16>(scales >> 16)));
+  static __device__ __forceinline__ void scale_pairs(u32 four_bytes, u32& lower, u32& upper) {
+    ptx::cvt_f16x2_e4m3x2(four_bytes, lower, upper);
+    lower = bf16_pair(lower);
+    upper = bf16_pair(upper);
   }
 
   static __device__ __forceinline__ OrderedPairs decode(u32 bytes, u32 scales) {
@@ -61,6 +66,11 @@ struct OrderedBf16 {
   }
 
  private:
+  static __device__ __forceinline__ u32 bf16_pair(u32 halves) {
+    return ptx::cvt_bf16x2_f32(ptx::cvt_f32_f16(static_cast<u16>(halves)),
+                               ptx::cvt_f32_f16(static_cast<u16>(halves >> 16)));
+  }
+
   // Of four values.
   struct Half {
     u32 low_bytes;

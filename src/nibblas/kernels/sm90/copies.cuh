@@ -1,64 +1,58 @@
-// The producer: one thread that copies stages through TMA.
-//
-// A CTA copies its own units' codes and scales. Of the tokens, each CTA of a cluster of two copies
-// one half along K to both.
+// The producer: a warp that finds the CTA's steps, and one thread of it that copies stages through
+// TMA.
 #pragma once
 
+#include "../common/ptx/barrier.cuh"
+#include "../common/ptx/grid.cuh"
 #include "walk.cuh"
 
 namespace nibblas::sm90 {
 
+constexpr i32 kMaxAtoms = (kMultiplyGroups + 1) / kAtomUnits;  // of a step; two units are of one
+
 class Copies {
  public:
   __device__ explicit Copies(const Params& p)
-      : p_(p), rank_(cta_rank()), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {}
+      : p_(p), blocked_(p.w_scales.layout == ScaleLayout::kBlocked) {}
 
   // One stage of a step, which also makes the one arrival at `full`.
   __device__ __forceinline__ void copy(const Step& at, i32 k, u32 stage, u32 full) const {
-    const i32 unit_bytes = kCodesBytes + (blocked_ ? kBlockedScalesBytes : kLinearScalesBytes);
-    const i32 token_bytes = at.width * kHalves * kTokenRowBytes;
-    ptx::mbarrier_arrive_expect_tx(full,
-                                   static_cast<u32>(token_bytes + units_of_cta(at) * unit_bytes));
-    copy_weights(at, k, stage, full);
-    copy_tokens(at, k, stage, full);
+    const i32 first_atom = at.first_unit / kAtomUnits;
+    const i32 atoms = (at.first_unit + at.units - 1) / kAtomUnits - first_atom + 1;
+    const i32 scale_bytes = blocked_ ? atoms * kBlockedScalesBytes : at.units * kLinearScalesBytes;
+    ptx::mbarrier_arrive_expect_tx(full, static_cast<u32>(at.width * kHalves * kTokenRowBytes +
+                                                          at.units * kCodesBytes + scale_bytes));
+    const u32 codes = stage + static_cast<u32>(sizeof(Stage::tokens));
+#pragma unroll
+    for (i32 i = 0; i < kMultiplyGroups; ++i) {
+      if (i >= at.units) break;
+      ptx::cp_async_bulk_tensor_3d(codes + i * kCodesBytes, p_.w_map, k / 2,
+                                   (at.first_unit + i) * kUnitRows, at.group, full,
+                                   ptx::kEvictFirst);
+    }
+    const u32 scales = codes + static_cast<u32>(sizeof(Stage::weights));
+    if (blocked_) {
+#pragma unroll
+      for (i32 i = 0; i < kMaxAtoms; ++i) {
+        if (i >= atoms) break;
+        ptx::cp_async_bulk_tensor_4d(scales + i * kBlockedScalesBytes, p_.w_scales_map, 0, k / 32,
+                                     first_atom + i, at.group, full, ptx::kEvictFirst);
+      }
+    } else {
+#pragma unroll
+      for (i32 i = 0; i < kMultiplyGroups; ++i) {
+        if (i >= at.units) break;
+        ptx::cp_async_bulk_tensor_3d(scales + i * kLinearScalesBytes, p_.w_scales_map,
+                                     k / 256 * 16, (at.first_unit + i) * kUnitRows, at.group, full,
+                                     ptx::kEvictFirst);
+      }
+    }
+    ptx::cp_async_bulk_tensor_3d(stage, p_.x_maps[at.width_index], 0, at.token_row, k / kHalfK,
+                                 full, ptx::kEvictLast);
   }
 
  private:
-  __device__ __forceinline__ void copy_tokens(const Step& at, i32 k, u32 stage, u32 full) const {
-    const ptx::TensorMap& map = p_.x_maps[at.width_index];
-    const i32 row = static_cast<i32>(at.token_row), half = k / kHalfK;
-    if constexpr (Config::kCluster == 1) {
-      ptx::cp_async_bulk_tensor_3d(stage, map, 0, row, half, full, ptx::kEvictLast);
-    } else {
-      static_assert(Config::kCluster == 1 || Config::kCluster == kHalves, "a half each");
-      ptx::cp_async_bulk_tensor_3d_multicast(
-          stage + static_cast<u32>(rank_ * at.width * kTokenRowBytes), map, 0, row, half + rank_,
-          full, (1 << Config::kCluster) - 1, ptx::kEvictLast);
-    }
-  }
-
-  __device__ __forceinline__ void copy_weights(const Step& at, i32 k, u32 stage, u32 full) const {
-    u32 codes = stage + static_cast<u32>(sizeof(Stage::tokens));
-    u32 scales = codes + static_cast<u32>(sizeof(Stage::weights));
-    for (i32 i = 0; i < units_of_cta(at); ++i) {
-      const i32 unit = first_unit_of_cta(at) + i;
-      const i32 atom = unit / kAtomUnits, half = unit % kAtomUnits;
-      ptx::cp_async_bulk_tensor_4d(codes, p_.w_map, k / 2, 16 * half, 4 * atom, at.group, full,
-                                   ptx::kEvictFirst);
-      if (blocked_) {
-        ptx::cp_async_bulk_tensor_4d(scales, p_.w_scales_map, 256 * half, k / kHalfK, atom,
-                                     at.group, full, ptx::kEvictFirst);
-      } else {
-        ptx::cp_async_bulk_tensor_4d(scales, p_.w_scales_map, k / 256 * 16, 16 * half, 4 * atom,
-                                     at.group, full, ptx::kEvictFirst);
-      }
-      codes += kCodesBytes;
-      scales += kLinearScalesBytes;
-    }
-  }
-
   const Params& p_;
-  i32 rank_;
   bool blocked_;
 };
 
@@ -68,29 +62,59 @@ static __device__ __forceinline__ void prefetch_maps(const Params& p) {
   ptx::prefetch_tensormap(p.w_scales_map);
 }
 
-// By the producer warp: one lane copies. The first stage comes alone: what is asked for beside it
-// would delay it.
-static __device__ void copy_operands(const Params& p, const Cut& cut, Shared& shared) {
+// Whether the launches before this one, for which it waits, have left offs otherwise than the
+// producer found it: by the reader warp.
+static __device__ __forceinline__ void compare_offs(const Params& p, Shared& shared) {
+  ptx::griddepcontrol_wait();
+  ptx::barrier_sync<2 * kWarpLanes>(kEndsBarrier);
+  bool differs = false;
+  read_offs(p, [&](i32 group, i32 end) { differs |= shared.ends[group] != end; });
+  differs = __any_sync(kAllLanes, differs);
+  if (lane_of_warp() == 0) shared.offs_differ = differs;
+}
+
+// Finds the CTA's first step, with offs as it is while the launches before this one may be about to
+// write it, or again if they do, and begins to copy for it: by the producer warp.
+static __device__ __forceinline__ void begin(const Params& p, Walk& walk, RingPlace& place,
+                                             StepPlace& turn, Shared& shared) {
+  const BestCut best(p);
+#pragma unroll 1
+  for (bool is_hint = true;; is_hint = false) {
+    read_offs(p, [&](i32 group, i32 end) { shared.ends[group] = end; });
+    if (is_hint) ptx::barrier_arrive<2 * kWarpLanes>(kEndsBarrier);
+    walk.begin(best.of(shared.ends));
+    if (!is_hint) break;
+    __syncthreads();
+    if (shared.offs_differ == 0) break;
+    ptx::griddepcontrol_wait();
+  }
+  if (walk.step().width > 0 && ptx::elect_sync()) {
+    Copies(p).copy(walk.step(), 0, place.stage(), place.full());
+  }
+  if (ptx::elect_sync()) turn.tell(walk.step());
+}
+
+// Copies all but the first stage: by the producer warp, of which one lane copies.
+static __device__ __forceinline__ void produce(const Params& p, Walk& walk, RingPlace& place,
+                                               StepPlace& turn) {
   const Copies copies(p);
   const bool copier = ptx::elect_sync();
-  RingPlace place(shared);
-  bool first = true;
-  for (Walk at(p, shared.ends, cut); !at.done(); at.advance()) {
-    const Step step = at.step();
-    for (i32 k = 0; k < p.k; k += kStageK, place.advance()) {
-      if (!copier) continue;
-      place.wait_until_empty();
-      if (k == 0) place.step() = step;
-      copies.copy(step, k, place.stage(), place.full());
-      if (first) place.wait_until_full();
-      first = false;
+  i32 k = kStageK;
+  if (copier && walk.step().width > 0) {
+    place.advance();
+  }
+  while (walk.step().width > 0) {
+    if (copier) {
+      for (; k < p.k; k += kStageK, place.advance()) {
+        place.wait_until_empty();
+        copies.copy(walk.step(), k, place.stage(), place.full());
+      }
     }
     __syncwarp();
+    k = 0;
+    walk.next();
+    if (copier) turn.tell(walk.step());
   }
-  if (!copier) return;
-  place.wait_until_empty();
-  place.step().width = 0;
-  ptx::mbarrier_arrive(place.full());
 }
 
 }  // namespace nibblas::sm90

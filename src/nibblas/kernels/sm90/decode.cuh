@@ -43,15 +43,26 @@ struct Fragments {
 class Decoder {
  public:
   __device__ explicit Decoder(const Params& p) {
-    const u32 quarter = threadIdx.x / kWarpLanes % kGroupWarps;
-    const u32 line = threadIdx.x % kWarpLanes / 4, row = 16 * quarter + line;
-    const bool blocked = p.w_scales.layout == ScaleLayout::kBlocked;
-    codes_ = sizeof(Stage::tokens) + warpgroup() * kCodesBytes + row * kCodesRowBytes;
-    scales_ = sizeof(Stage::tokens) + sizeof(Stage::weights) + warpgroup() * kLinearScalesBytes +
-              (blocked ? line * kLineBytes + quarter * 4 : row * kLineBytes);
-    half_step_ = blocked ? kBlockedScalesBytes / 2 : 4;
-    next_stage_ = blocked ? 0 : 8;
+    blocked_ = p.w_scales.layout == ScaleLayout::kBlocked;
+    codes_ = sizeof(Stage::tokens) + warpgroup() * kCodesBytes + row() * kCodesRowBytes;
+    half_step_ = blocked_ ? kBlockedScalesBytes / 2 : 4;
+    next_stage_ = blocked_ ? 0 : 8;
     byte_ = threadIdx.x % 4 * 0x11 + 0x40;
+    ptx::keep(codes_);
+    ptx::keep(half_step_);
+    ptx::keep(next_stage_);
+    ptx::keep(byte_);
+  }
+
+  // For the warpgroup's unit of a step.
+  __device__ __forceinline__ void start(const Step& at) {
+    const u32 unit = at.first_unit + warpgroup(), atom = unit / kAtomUnits;
+    const u32 quarter = unit % kAtomUnits * 2 + row() / 32;
+    scales_ = sizeof(Stage::tokens) + sizeof(Stage::weights) +
+              (blocked_ ? (atom - at.first_unit / kAtomUnits) * kBlockedScalesBytes +
+                              row() % 32 * kLineBytes + quarter * 4
+                        : warpgroup() * kLinearScalesBytes + row() * kLineBytes);
+    ptx::keep(scales_);
   }
 
   __device__ __forceinline__ Codes load(u32 stage, i32 piece) const {
@@ -61,9 +72,11 @@ class Decoder {
     return codes;
   }
 
-  // Of the stage that begins at `k`.
-  __device__ __forceinline__ StageScales load_scales(u32 stage, i32 k) const {
-    const u32 first = stage + scales_ + (k & kStageK ? next_stage_ : 0);
+  // Of the next stage of the step. Linear ones are those of every other stage too: the lines' lower
+  // halves, then the upper ones.
+  __device__ __forceinline__ StageScales load_scales(u32 stage) {
+    const u32 first = stage + scales_;
+    scales_ ^= next_stage_;
     StageScales scales;
 #pragma unroll
     for (i32 half = 0; half < kHalves; ++half) {
@@ -86,9 +99,13 @@ class Decoder {
  private:
   static constexpr u32 kLineBytes = 16;  // of scales
 
+  // The lane's upper row of the unit.
+  static __device__ __forceinline__ u32 row() {
+    return 16 * warp_of_group() + threadIdx.x % kWarpLanes / 4;
+  }
+
   static __device__ __forceinline__ void convert(u32 four, i32 half, RowScales& scales) {
-    scales.pairs[2 * half] = Type::scale_pair(static_cast<u16>(four));
-    scales.pairs[2 * half + 1] = Type::scale_pair(static_cast<u16>(four >> 16));
+    Type::scale_pairs(four, scales.pairs[2 * half], scales.pairs[2 * half + 1]);
   }
 
   // The lane's byte of each word.
@@ -98,8 +115,9 @@ class Decoder {
                                  ptx::prmt(words[2], words[3], byte_));
   }
 
+  bool blocked_;
   u32 codes_;
-  u32 scales_;
+  u32 scales_ = 0;
   u32 half_step_;
   u32 next_stage_;
   u32 byte_;

@@ -25,15 +25,13 @@ static_assert(kAllWarps * kWarpLanes == Config::kThreads, "the host launches ano
 // Registers of a thread: as many as a CTA's threads can have each at the start, then as many as a
 // role needs.
 static_assert(Config::kMultiplyGroups == 2 || Config::kMultiplyGroups == 3, "of these sizes");
-constexpr i32 kProducerRegisters = 56;
-constexpr i32 kMultiplierRegisters = Config::kMultiplyGroups == 2 ? 224 : 152;
+constexpr i32 kProducerRegisters = Config::kMultiplyGroups == 2 ? 72 : 80;
+constexpr i32 kMultiplierRegisters = Config::kMultiplyGroups == 2 ? 216 : 144;
 
 // A warpgroup's unit of a step of one width.
 template <i32 kTokens>
-static __device__ __forceinline__ void take_unit(const Params& p, const Step& at,
-                                                 const Decoder& decoder, RingPlace& place) {
-  // What the factors take to come is spent multiplying.
-  const Output output(p, at, first_unit_of_cta(at) + warpgroup());
+static __device__ __forceinline__ void take_unit(const Params& p, const Output& output,
+                                                 Decoder& decoder, RingPlace& place) {
   Sums<kTokens> sums = {};
   multiply_unit<kTokens>(p, decoder, place, sums);
   output.write<kTokens>(sums, place.stage_before());
@@ -43,15 +41,16 @@ static __device__ __forceinline__ void take_unit(const Params& p, const Step& at
 // Finds the width among kWidths[kBegin..kEnd - 1]. Not by a switch: ptxas does not follow wgmma
 // through a table of jumps.
 template <i32 kBegin, i32 kEnd>
-static __device__ __forceinline__ void take_unit_of(const Params& p, const Step& at,
-                                                    const Decoder& decoder, RingPlace& place) {
+static __device__ __forceinline__ void take_unit_of(const Params& p, i32 width,
+                                                    const Output& output, Decoder& decoder,
+                                                    RingPlace& place) {
   constexpr i32 kMiddle = (kBegin + kEnd) / 2;
   if constexpr (kEnd - kBegin == 1) {
-    take_unit<kWidths[kBegin]>(p, at, decoder, place);
-  } else if (at.width < kWidths[kMiddle]) {
-    take_unit_of<kBegin, kMiddle>(p, at, decoder, place);
+    take_unit<kWidths[kBegin]>(p, output, decoder, place);
+  } else if (width < kWidths[kMiddle]) {
+    take_unit_of<kBegin, kMiddle>(p, width, output, decoder, place);
   } else {
-    take_unit_of<kMiddle, kEnd>(p, at, decoder, place);
+    take_unit_of<kMiddle, kEnd>(p, width, output, decoder, place);
   }
 }
 
@@ -66,52 +65,55 @@ static __device__ __forceinline__ void skip_step(const Params& p, RingPlace& pla
 }
 
 static __device__ __forceinline__ void multiply(const Params& p, Shared& shared) {
-  ptx::griddepcontrol_wait();  // before anything is written over what they read
-  const Decoder decoder(p);
+  Decoder decoder(p);
   RingPlace place(shared);
+  StepPlace turn(shared);
   while (true) {
-    place.wait_until_full();
-    const Step at = place.step();
+    const Step& at = turn.hear();
     if (at.width == 0) return;
-    if (warpgroup() >= units_of_cta(at)) {
+    if (warpgroup() < at.units) {
+      // Before the first data: what the factors take to come is spent waiting and multiplying.
+      const Output output(p, at);
+      decoder.start(at);
+      take_unit_of<0, kWidthCount>(p, at.width, output, decoder, place);
+    } else {
       skip_step(p, place);
-      continue;
     }
-    take_unit_of<0, kWidthCount>(p, at, decoder, place);
+    turn.finish();
   }
 }
 
-static __device__ __forceinline__ void sync_cluster() {
-  if constexpr (Config::kCluster == 1) {
-    __syncthreads();
-  } else {
-    ptx::barrier_cluster();
-  }
-}
-
+// All wait for the launches before this one: before anything is written over what they read, and
+// for what they have written. Meanwhile the producer finds the first step.
 static __device__ __forceinline__ void run(const Params& p, Shared& shared) {
   const i32 warp = static_cast<i32>(threadIdx.x) / kWarpLanes;
   ptx::griddepcontrol_launch_dependents();
+  if (warp == kProducerWarp) {
+    Walk walk(p, shared.ends);
+    RingPlace place(shared);
+    StepPlace turn(shared);
+    begin(p, walk, place, turn, shared);
+    ptx::setmaxnreg_dec<kProducerRegisters>();
+    produce(p, walk, place, turn);
+    return;
+  }
   if (threadIdx.x == 0) {
+    prefetch_maps(p);
     init_barriers(shared);
     ptx::fence_mbarrier_init();
   }
-  Cut cut{};
-  if (warp == kProducerWarp) {
-    if (ptx::elect_sync()) prefetch_maps(p);
-    ptx::griddepcontrol_wait();  // for what launches before have written
-    read_offs(p, shared.ends);
-    cut = best_cut(p, shared.ends);
+  if (warp == kReaderWarp) {
+    compare_offs(p, shared);
+  } else {
+    ptx::griddepcontrol_wait();
   }
-  sync_cluster();
+  __syncthreads();
   if (warp >= kMultiplyWarps) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (warp == kProducerWarp) copy_operands(p, cut, shared);
   } else {
     ptx::setmaxnreg_inc<kMultiplierRegisters>();
     multiply(p, shared);
   }
-  if constexpr (Config::kCluster > 1) ptx::barrier_cluster();  // others may still arrive here
 }
 
 }  // namespace nibblas::sm90

@@ -37,17 +37,18 @@ static __device__ constexpr u32 tokens_of_mma(i32 mma) {
 // Sums over all of K of the warpgroup's unit of a step with its tokens. The last stage is not
 // released.
 template <i32 kTokens>
-static __device__ __forceinline__ void multiply_unit(const Params& p, const Decoder& decoder,
+static __device__ __forceinline__ void multiply_unit(const Params& p, Decoder& decoder,
                                                      RingPlace& place, Sums<kTokens>& sums) {
   constexpr i32 kPieces = 4;
   const i32 k_end = static_cast<i32>(p.k);
+  i32 k = 0;
 #pragma unroll 1
-  for (i32 k = 0; k < k_end; k += kStageK) {
+  do {  // K is positive
     place.wait_until_full();
     const u32 stage = place.stage();
     // The same for all lanes, which ptxas cannot know: descriptors are made in uniform registers.
     const u64 tokens = ptx::wgmma_descriptor_128b(__shfl_sync(kAllLanes, stage / 16, 0));
-    const StageScales scales = decoder.load_scales(stage, k);
+    const StageScales scales = decoder.load_scales(stage);
     Codes codes = decoder.load(stage, 0);
 #pragma unroll
     for (i32 piece = 0; piece < kPieces; ++piece) {
@@ -62,7 +63,8 @@ static __device__ __forceinline__ void multiply_unit(const Params& p, const Deco
       ptx::wgmma_wait_group<1>();
     }
     place.advance();
-  }
+    k += kStageK;
+  } while (k < k_end);
   ptx::wgmma_wait_group<0>();
 }
 

@@ -13,9 +13,9 @@ constexpr i32 kWidthCount = sizeof(kWidths) / sizeof(i32);
 struct Params : Product {
   // [K / 64][rows][64]: a tile of each width, boxes of [2 / kCluster][width][64]
   ptx::TensorMap x_maps[kWidthCount];
-  ptx::TensorMap w_map;  // [groups][N / 32][32][K / 2] codes: boxes of [1][4][16][64]
-  // [groups][N / 32][32][K / 16] linear scales: boxes of [1][4][16][16]; or
-  // [groups][row atoms][k atoms][512] blocked ones: boxes of [1][1][2][256]
+  ptx::TensorMap w_map;  // [groups][N][K / 2] codes: boxes of [1][64][64]
+  // [groups][N][K / 16] linear scales: boxes of [1][64][16]; or
+  // [groups][row atoms][K / 32][256] blocked ones: boxes of [1][1][4][256]
   ptx::TensorMap w_scales_map;
 };
 

@@ -70,6 +70,14 @@ static __device__ __forceinline__ u32 cvt_f16x2_e4m3x2(u16 two_bytes) {
   return d;
 }
 
+// Of four, the lower and the upper two: without a shift.
+static __device__ __forceinline__ void cvt_f16x2_e4m3x2(u32 four_bytes, u32& lower, u32& upper) {
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
+      "cvt.rn.f16x2.e4m3x2 %1, high; }"
+      : "=r"(lower), "=r"(upper)
+      : "r"(four_bytes));
+}
+
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#data-movement-and-conversion-instructions-cvt
 static __device__ __forceinline__ float cvt_f32_f16(u16 h) {
   float f;

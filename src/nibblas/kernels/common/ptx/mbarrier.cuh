@@ -19,6 +19,16 @@ static __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
                : "memory");
 }
 
+// https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-mbarrier-arrive
+// The same where `condition` holds, without a branch.
+static __device__ __forceinline__ void mbarrier_arrive_if(bool condition, u32 barrier) {
+  asm volatile(
+      "{ .reg .pred p; .reg .b64 state; setp.ne.b32 p, %1, 0; "
+      "@p mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier),
+      "r"(static_cast<u32>(condition))
+      : "memory");
+}
+
 // https://docs.nvidia.com/cuda/parallel-thread-execution/#parallel-synchronization-and-communication-instructions-cp-async-mbarrier-arrive
 // One arrival, made when all cp.async that the thread has issued are complete.
 static __device__ __forceinline__ void cp_async_mbarrier_arrive(u32 barrier) {
