@@ -138,24 +138,23 @@ def check_multiply(launch: LaunchSpec, config: Sm90Config) -> None:
     assert launch.block == (config.threads, 1, 1)
     assert launch.shared_bytes == config.shared_bytes <= 227 * 1024
     assert len(launch.parameters) == config.params_bytes
-    assert launch.cluster == (config.cluster, 1, 1)
+    assert launch.cluster == (1, 1, 1)
     assert launch.programmatic
-    # Tiles of the least width and the rests of four groups; three atoms of two units.
+    # Tiles of the least width and the rests of four groups; six units.
     most = (300 // config.widths[0] + 4) * 6
-    clusters = min(most, SMS // config.cluster)
-    assert launch.grid == (clusters * config.cluster, 1, 1)
+    assert launch.grid == (min(most, SMS), 1, 1)
 
 
-def test_the_grid_is_whole_clusters_and_no_more_than_are_resident(h200: RecordingDriver) -> None:
+def test_the_grid_is_no_more_than_are_resident(h200: RecordingDriver) -> None:
     product = operands(groups=8, rows=4096, n=4096, bare=True)
-    cluster = plan_of(product).config.config.cluster
-    assert launched(h200, product)[-1].grid == (SMS // cluster * cluster, 1, 1)
+    assert launched(h200, product)[-1].grid == (SMS, 1, 1)
 
 
-def test_a_grid_has_no_more_clusters_than_steps(h200: RecordingDriver) -> None:
-    """A row each in two groups, one atom: two tiles of two units."""
-    (multiply,) = launched(h200, operands(groups=2, rows=2, n=32, bare=True))
-    assert multiply.grid == (4, 1, 1)
+@pytest.mark.parametrize(("n", "units"), [(32, 1), (64, 1), (96, 2), (160, 3)])
+def test_a_grid_has_no_more_ctas_than_steps(h200: RecordingDriver, n: int, units: int) -> None:
+    """A row each in two groups: two tiles; the last unit may have rows beyond N."""
+    (multiply,) = launched(h200, operands(groups=2, rows=2, n=n, bare=True))
+    assert multiply.grid == (2 * units, 1, 1)
 
 
 @pytest.mark.parametrize("nvfp4", [False, True])
@@ -208,17 +207,22 @@ def test_parameters_are_of_the_tensors_where_they_lie(layout: str, shape: Shape)
 
 
 @pytest.mark.parametrize("layout", ["blocked", "linear"])
-@pytest.mark.parametrize("n", [32, 384])
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_tensor_maps_end_where_the_tensors_do(layout: str, n: int, cluster: int) -> None:
-    product = operands(w_layout=layout, n=n, bare=True)
-    config = replace(Sm90Config("fp16"), cluster=cluster)
+@pytest.mark.parametrize("n", [32, 96, 384])
+def test_tensor_maps_end_where_the_tensors_do(layout: str, n: int) -> None:
+    product, config = operands(w_layout=layout, n=n, bare=True), Sm90Config("fp16")
     *tokens, codes, scales = made = maps_made(product, config)
-    assert [spec.box for spec in tokens] == [(64, rows, 2 // cluster) for rows in config.widths]
+    assert [spec.box for spec in tokens] == [(64, rows, 2) for rows in config.widths]
     assert {(spec.dims, spec.stride_bytes) for spec in tokens} == {((64, 300, 8), (1024, 128))}
     assert {spec.swizzle for spec in tokens} == {"128b"}
-    assert codes.box == (64, 16, 4, 1) and codes.swizzle == scales.swizzle == "none"
-    assert scales.box == ((256, 2, 1, 1) if layout == "blocked" else (16, 16, 4, 1))
+    assert codes.box == (64, 64, 1) and codes.swizzle == scales.swizzle == "none"
+    assert scales.box == ((256, 4, 1, 1) if layout == "blocked" else (16, 64, 1))
+    assert codes.dims == (256, n, 4) and codes.stride_bytes == (256, n * 256)
+    atoms = -(-n // 128)
+    if layout == "blocked":
+        assert scales.dims == (256, 16, atoms, 4)
+        assert scales.stride_bytes == (256, 4096, atoms * 4096)
+    else:
+        assert scales.dims == (32, n, 4) and scales.stride_bytes == (32, n * 32)
     operands_of = [product.x] * len(tokens) + [product.w, product.w_scales]
     for spec, tensor in zip(made, operands_of, strict=True):
         assert last_byte(spec) == tensor.numel() * tensor.element_size()
@@ -226,10 +230,10 @@ def test_tensor_maps_end_where_the_tensors_do(layout: str, n: int, cluster: int)
 
 @each_shape
 def test_a_box_of_tokens_is_what_a_cta_expects(shape: Shape) -> None:
-    """CTAs of a cluster bring a whole tile, of which a stage's memory has the widest."""
+    """A whole tile, of which a stage's memory has the widest."""
     config = shape("fp16")
     *tokens, _, _ = maps_made(operands(), config)
-    sizes = [2 * math.prod(spec.box) * config.cluster for spec in tokens]
+    sizes = [2 * math.prod(spec.box) for spec in tokens]
     assert sizes == [width * sm90.STAGE_K * 2 for width in config.widths]
     assert max(sizes) <= config.stage_bytes
     assert max(side for spec in tokens for side in spec.box) <= 256
@@ -254,7 +258,7 @@ def test_a_slice_of_larger_weights_is_mapped_where_it_lies() -> None:
     parameters = params_of(product, Sm90Config("fp16"), TensorMaps(RecordingDriver()))
     assert maps_in(parameters)[-2] == at(large) + 2 * 384 * 512 + 256
     spec = maps_made(product, Sm90Config("fp16"))[-2]
-    assert spec.stride_bytes == (512, 32 * 512, 384 * 512)
+    assert spec.stride_bytes == (512, 384 * 512)
 
 
 def test_a_slice_of_larger_tokens_is_mapped_where_it_lies(h200: RecordingDriver) -> None:

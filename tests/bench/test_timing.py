@@ -93,8 +93,8 @@ def test_graphs_are_replayed_in_turns_and_divided_by_their_calls(monkeypatch):
     turns = {entry.name: timing.turn_on_cuda(entry) for entry in entries}
     gpu.log.clear()
     seconds = take_turns(turns, {"a": 2, "b": 1})
-    # 3 sets are called 3 times each, so that a graph holds MIN_CALLS at least
-    assert gpu.log == ["replay of 9", "replay of 11"] * 2 + ["replay of 9"]
+    # 3 sets are called 8 times each, so that a graph holds MIN_CALLS at least
+    assert gpu.log == ["replay of 24", "replay of 33"] * 2 + ["replay of 24"]
     assert seconds == {"a": pytest.approx([2e-6] * 2), "b": pytest.approx([5e-6])}
 
 

@@ -141,7 +141,7 @@ def test_tokens_that_tma_cannot_copy_have_the_same_bits(kind):
 @pytest.mark.usefixtures("on_gpu")
 @pytest.mark.parametrize("kind", KINDS)
 def test_repeats_are_bit_equal(kind):
-    """Persistent clusters of several sizes of groups, with nothing between the launches."""
+    """Persistent CTAs, several sizes of groups, with nothing between the launches."""
     ends = [3, 3, 240, 241, 560, 577, 890, 1000]
     w, x = random_array((8, 2048, 1024), 5, layout="blocked"), tokens_of(kind, 1000, 1024, 6)
     first = run(x, w, offs_of(ends))

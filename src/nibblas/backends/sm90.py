@@ -112,7 +112,6 @@ class Sm90Backend:
                 config.threads,
                 params_of(ready, config, maps_of(driver)),
                 queue,
-                cluster=(config.cluster, 1, 1),
                 programmatic=True,
             )
 
@@ -184,7 +183,6 @@ def _prepare(product: Operands, config: Sm90Config, names: Sequence[str], *, x: 
             _ctas(product, config, device),
             config.threads,
             params,
-            cluster=(config.cluster, 1, 1),
             programmatic=True,
         ),
         params=params,
@@ -194,12 +192,9 @@ def _prepare(product: Operands, config: Sm90Config, names: Sequence[str], *, x: 
 
 
 def _ctas(product: Operands, config: Sm90Config, device: int) -> int:
-    """CTAs of one launch: whole clusters, as many as run at once or have work."""
+    """Of one launch: as many as run at once or have work."""
     at_once = current_driver().attribute(device, "sms")
-    if config.cluster > 1:
-        at_once = load_kernel(device, config).resident_clusters(config.threads, config.cluster)
-    clusters = min(max(1, at_once), config.most_steps(product.m, product.n, product.groups))
-    return clusters * config.cluster
+    return min(at_once, config.most_steps(product.m, product.n, product.groups))
 
 
 def _wrong_shapes(problem: Problem) -> list[str]:

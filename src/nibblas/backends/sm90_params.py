@@ -80,9 +80,7 @@ def is_aligned(tensor: Tensor, dimensions: Sequence[int]) -> bool:
 
 def params_of(product: Operands, config: Sm90Config, maps: Maps) -> bytes:
     """The kernel's by-value parameter; the product's x are 16-bit values that TMA can copy."""
-    x_maps = [
-        maps.get(_tokens_map(product, rows, config), address(product.x)) for rows in config.widths
-    ]
+    x_maps = [maps.get(_tokens_map(product, rows), address(product.x)) for rows in config.widths]
     w_map = maps.get(_weights_map(product), address(product.w))
     w_scales_map = maps.get(_scales_map(product), address(product.w_scales))
     header = pack_product(product).ljust(PARAMS_HEADER_BYTES, b"\0")
@@ -91,14 +89,14 @@ def params_of(product: Operands, config: Sm90Config, maps: Maps) -> bytes:
     return packed
 
 
-def _tokens_map(product: Operands, rows: int, config: Sm90Config) -> TensorMapSpec:
-    """[K / 64][rows][64]: a tile of tokens with a CTA's part of a stage."""
+def _tokens_map(product: Operands, rows: int) -> TensorMapSpec:
+    """[K / 64][rows][64]: a tile of tokens with a stage's values along K."""
     row = _stride_bytes(product.x, 0, product.k)
     return TensorMapSpec(
         "float16",
         dims=(_LINE_VALUES, product.m, product.k // _LINE_VALUES),
         stride_bytes=(row, 2 * _LINE_VALUES),
-        box=(_LINE_VALUES, rows, STAGE_K // _LINE_VALUES // config.cluster),
+        box=(_LINE_VALUES, rows, STAGE_K // _LINE_VALUES),
         swizzle="128b",
         l2_promotion="l2_256b",
     )

@@ -21,7 +21,7 @@ Turn = Callable[[int], float]
 """Runs a contender in round i; seconds per call."""
 Seconds = dict[str, list[float]]
 
-MIN_CALLS = 8
+MIN_CALLS = 24
 """In a graph at least: its start, a few us, is shared by so many."""
 TRIAL_TURNS = 5
 HOST_CALLS, HOST_TRIES = 4, 25

@@ -47,6 +47,10 @@ STEP_TOKEN_CYCLES = 18.0
 """What a step costs beside its multiplications, and more for each token: its outputs."""
 
 _SCALES_BYTES = UNIT_ROWS * 16
+_BARRIER_BYTES = 8
+_TURNS = 2
+_STEP_BYTES = 32
+_SHARED_ALIGNMENT = 1024
 _TENSOR_MAP_BYTES = 128
 _PRODUCT_BYTES = 38 * 8
 PARAMS_HEADER_BYTES = -(-_PRODUCT_BYTES // 64) * 64
@@ -59,14 +63,12 @@ class Sm90Config:
     Attributes:
         activations: "fp16", "bf16", or "nvfp4": fp16 values that were decoded before.
         widths: tokens that a tile is rounded up to, ascending.
-        cluster: CTAs that share their tokens, 1 or 2.
         stages: of the ring.
         multiply_groups: warpgroups that multiply, 64 weight rows each: 2, or 3 of up to 128 tokens.
     """
 
     activations: Activations
     widths: tuple[int, ...] = MANY_WIDTHS
-    cluster: int = 1
     stages: int = 3
     multiply_groups: int = 2
 
@@ -75,7 +77,7 @@ class Sm90Config:
 
     @classmethod
     def few(cls, activations: Activations) -> Sm90Config:
-        """For few tokens a group: weights streamed by CTAs of their own through a long ring."""
+        """For few tokens a group: weights streamed through a long ring."""
         return cls(activations, FEW_WIDTHS, stages=6, multiply_groups=3)
 
     @classmethod
@@ -129,11 +131,6 @@ class Sm90Config:
         return GROUP_THREADS * (self.multiply_groups + 1)
 
     @property
-    def step_units(self) -> int:
-        """Units of a step of a cluster, at most."""
-        return self.multiply_groups * self.cluster
-
-    @property
     def stage_bytes(self) -> int:
         """Bytes of one ``Stage``: tokens as 16-bit values, codes, and scales of linear layout."""
         unit = UNIT_ROWS * STAGE_K // 2 + _SCALES_BYTES
@@ -141,9 +138,11 @@ class Sm90Config:
 
     @property
     def shared_bytes(self) -> int:
-        """The ring, the groups' ends, steps and barriers."""
-        used = 4 * MAX_GROUPS + self.stages * (self.stage_bytes + 16) + 256
-        return -(-used // 1024) * 1024
+        """Of ``Shared``: the ring, the groups' ends, steps, barriers and a word."""
+        stage = self.stage_bytes + 2 * _BARRIER_BYTES
+        turn = _STEP_BYTES + 2 * _BARRIER_BYTES
+        used = self.stages * stage + 4 * MAX_GROUPS + _TURNS * turn + 4
+        return -(-used // _SHARED_ALIGNMENT) * _SHARED_ALIGNMENT
 
     def schedule(self, sms: int) -> KernelSchedule:
         """What the cost model takes the kernel for on a device with so many multiprocessors."""
@@ -153,8 +152,7 @@ class Sm90Config:
             tile_rows=self.multiply_groups * UNIT_ROWS,
             block_k=STAGE_K,
             stages=self.stages,
-            ctas=sms // self.cluster * self.cluster,
-            cluster=self.cluster,
+            ctas=sms,
             order="strided",
             mma="wgmma",
             reads_fp16=True,
@@ -167,16 +165,14 @@ class Sm90Config:
         )
 
     def most_steps(self, rows: int, n: int, groups: int) -> int:
-        """Steps of all clusters together, however the rows fall into groups."""
+        """Steps of all CTAs together, however the rows fall into groups."""
         tiles = rows // self.widths[0] + min(rows, groups)
-        units = 2 * -(-n // (2 * UNIT_ROWS))
-        return tiles * units
+        return tiles * -(-n // UNIT_ROWS)
 
     def __str__(self) -> str:
         return (
             f"sm90 {self.activations}, up to {self.max_tokens} tokens x "
-            f"{self.step_units * UNIT_ROWS} rows x {STAGE_K}, clusters of {self.cluster}, "
-            f"{self.stages} stages"
+            f"{self.multiply_groups * UNIT_ROWS} rows x {STAGE_K}, {self.stages} stages"
         )
 
     def target(self, compute_capability: tuple[int, int]) -> str:
@@ -189,16 +185,16 @@ class Sm90Config:
     def render(self) -> str:
         """Text of the kernel's "config.h"."""
         decoded = str(self.activations == "nvfp4").lower()
+        cuts = [f"{{{tokens}, {units}, 1.0f / {tokens}}}" for tokens, units in self.cuts]
         return "\n".join(
             [
                 "#pragma once",
                 f"#define NIBBLAS_CONFIG_BF16 {int(self.activations == 'bf16')}",
                 f"#define NIBBLAS_CONFIG_WIDTHS {_listed(self.widths)}",
-                f"#define NIBBLAS_CONFIG_CUTS {_listed(f'{{{w}, {u}, 1.0f / {w}}}' for w, u in self.cuts)}",
+                f"#define NIBBLAS_CONFIG_CUTS {_listed(cuts)}",
                 "namespace nibblas {",
                 "struct Config {",
                 f"  static constexpr bool kDecodedTokens = {decoded};",
-                f"  static constexpr int kCluster = {self.cluster};",
                 f"  static constexpr int kMultiplyGroups = {self.multiply_groups};",
                 f"  static constexpr int kStages = {self.stages};",
                 f"  static constexpr float kDecodeCycles = {self.decode_cycles}f;",
@@ -238,7 +234,7 @@ def choose_config(problem: Problem) -> Sm90Config:
         return Sm90Config.few(problem.activations)
     one_wave = Sm90Config.one_wave(problem.activations)
     tiles = groups * -(-rows // (groups * one_wave.max_tokens))
-    blocks = -(-max(shape.n for shape in problem.shapes) // (one_wave.step_units * UNIT_ROWS))
+    blocks = -(-max(shape.n for shape in problem.shapes) // (one_wave.multiply_groups * UNIT_ROWS))
     if tiles * blocks <= WAVE_STEPS:
         return one_wave
     # In two rounds or fewer, a tile more that is cut is a round more.

@@ -1,4 +1,4 @@
-"""How long the Hopper kernel should take: its steps, dealt to clusters as the kernel deals them.
+"""How long the Hopper kernel should take: its steps, dealt to CTAs as the kernel deals them.
 
 Constants are fitted to an H200 (lab/sm90); the shape of the formula is kernels/sm90/walk.cuh's.
 """
@@ -29,7 +29,7 @@ LAUNCH_S = 1.5e-6
 """Between launches of a graph."""
 
 _MOST_STEPS = 100_000
-"""Beyond, clusters are taken to end together."""
+"""Beyond, CTAs are taken to end together."""
 
 
 def sm90_time(problem: Problem, arch: GpuArch, config: Sm90Config) -> Estimate:
@@ -39,8 +39,7 @@ def sm90_time(problem: Problem, arch: GpuArch, config: Sm90Config) -> Estimate:
         problem: packed or masked, or a list of one product.
     """
     shapes = [shape for shape in problem.shapes if shape.m and shape.n]
-    clusters = arch.sms // config.cluster
-    ways = [_steps_cycles(shapes, config, cut, clusters) for cut in config.cuts]
+    ways = [_steps_cycles(shapes, config, cut, arch.sms) for cut in config.cuts]
     steps = min(ways, default=0.0) / CLOCK_HZ
     memory = problem.work().total_bytes / arch.read_bytes_per_s
     start = START_CYCLES / CLOCK_HZ + LAUNCH_S
@@ -50,9 +49,9 @@ def sm90_time(problem: Problem, arch: GpuArch, config: Sm90Config) -> Estimate:
 
 
 def _steps_cycles(
-    shapes: Sequence[GroupShape], config: Sm90Config, cut: tuple[int, int], clusters: int
+    shapes: Sequence[GroupShape], config: Sm90Config, cut: tuple[int, int], ctas: int
 ) -> float:
-    """Of the cluster that takes longest, if the launch is cut so."""
+    """Of the CTA that takes longest, if the launch is cut so."""
     most_tokens, units = cut
     counts: dict[float, int] = {}
     for shape in shapes:
@@ -60,17 +59,17 @@ def _steps_cycles(
         tokens = -(-shape.m // tiles)
         width = next(width for width in config.widths if width >= tokens)
         together = config.multiply_groups if units > 1 else ALONE_COST
-        blocks = -(-shape.n // (UNIT_ROWS * units * config.cluster))
+        blocks = -(-shape.n // (UNIT_ROWS * units))
         stages = -(-shape.k // STAGE_K)
         cycles = stages * STAGE_K / 16 * together * config.width_cycles(width)
         cycles += STEP_CYCLES + STEP_TOKEN_CYCLES * width
         counts[cycles] = counts.get(cycles, 0) + tiles * blocks
     steps = sum(counts.values())
     if steps > _MOST_STEPS:
-        return sum(cycles * count for cycles, count in counts.items()) / clusters
+        return sum(cycles * count for cycles, count in counts.items()) / ctas
     descending = sorted(counts, reverse=True)
-    dealt = np.zeros(-(-steps // clusters) * clusters)
+    dealt = np.zeros(-(-steps // ctas) * ctas)
     dealt[:steps] = np.repeat(descending, [counts[cycles] for cycles in descending])
-    rounds = dealt.reshape(-1, clusters)
+    rounds = dealt.reshape(-1, ctas)
     rounds[1::2] = rounds[1::2, ::-1]  # every other round the other way
     return float(rounds.sum(axis=0).max())

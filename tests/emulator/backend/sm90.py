@@ -36,12 +36,27 @@ SHAPES: Mapping[str, Shape] = MappingProxyType(
 )
 
 
+class OneCut(Sm90Config):
+    """Cuts tiles and blocks in one way, whatever the sizes."""
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.max_tokens, self.multiply_groups),)
+
+
+class OneUnit(Sm90Config):
+    """The other kind of cut: a unit per CTA."""
+
+    @property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        return ((self.max_tokens, 1),)
+
+
 @contextmanager
 def on_hopper(
     *,
     shape: str = "",
     all_widths: bool = False,
-    cluster: int | None = None,
     config: Shape | None = None,
     **emulation: Any,
 ) -> Iterator[Emulation]:
@@ -50,7 +65,6 @@ def on_hopper(
     Args:
         shape: of SHAPES; empty: as the plan chooses.
         all_widths: those that ship, which take long to compile; else the least and the largest.
-        cluster: CTAs of a cluster; None: as the configuration has it.
         config: in place of all that.
     """
     keywords: dict[str, Any] = {"num_sms": 2, "order": "random", **emulation}
@@ -59,10 +73,7 @@ def on_hopper(
         if config is not None:
             return config(problem.activations)
         found = SHAPES[shape](problem.activations) if shape else choose_config(problem)
-        widths = found.widths
-        if not all_widths:
-            widths = widths[0], widths[-1]
-        return replace(found, widths=widths, cluster=cluster or found.cluster)
+        return found if all_widths else replace(found, widths=(found.widths[0], found.widths[-1]))
 
     nibblas.ops.forget_plans()
     try:

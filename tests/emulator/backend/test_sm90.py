@@ -18,19 +18,25 @@ import torch
 
 import nibblas
 from nibblas import NVFP4Array
+from nibblas.backends.base import Operands
 from nibblas.emulator import ORDERS
+from nibblas.plan.problem import Activations
+from nibblas.plan.sm90 import GROUP_THREADS, Sm90Config
 from tests.api.problems import assert_right, offs_of, random_array, random_tokens
 from tests.emulator.backend.sm90 import (
     MULTIPLY,
     PORTABLE,
     PREPARE,
     SHAPES,
+    OneCut,
+    OneUnit,
     launched,
     launches_for,
     on_hopper,
     rows_of,
     tokens,
 )
+from tests.emulator.backend.stale import written_late
 from tests.emulator.backend.unchecked import assert_clamped, unchecked
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -63,11 +69,9 @@ def test_groups_of_all_sizes_with_everything(kind: str, layout: str) -> None:
         "row_scale": torch.linspace(0.25, 1, 45),
         "bias": torch.linspace(-1, 1, 5 * n).view(5, n),
     }
-    dtype, cluster = {"fp16": (torch.float16, 2), "bf16": (torch.float32, 1)}.get(
-        kind, (torch.bfloat16, 2)
-    )
+    dtype = {"fp16": torch.float16, "bf16": torch.float32}.get(kind, torch.bfloat16)
     out = torch.full((45, n), float("nan"), dtype=dtype)
-    with on_hopper(seed=1, cluster=cluster) as emulation:
+    with on_hopper(seed=1) as emulation:
         run(x, w, ends, out=out, **factors)
     assert launched(emulation) == launches_for(kind)
     assert_right(out, x, w, offs_of(ends), **factors)
@@ -79,11 +83,11 @@ BORDERS = [1, 8, 9, 64, 65, 128, 129, 256, 257] if EVERY_CASE else [1, 9, 65, 25
 
 
 @cache
-def at_borders(shape: str, cluster: int, order: str, all_widths: bool) -> torch.Tensor:
+def at_borders(shape: str, ctas: int, order: str, all_widths: bool) -> torch.Tensor:
     """N with a tail of 32, half a stage at the end of K; some groups between are empty."""
     x, w, ends = operands_at_borders()
-    keywords: dict[str, Any] = {"shape": shape, "cluster": cluster, "all_widths": all_widths}
-    with on_hopper(order=order, num_sms=4, **keywords) as emulation:
+    keywords: dict[str, Any] = {"shape": shape, "num_sms": ctas, "all_widths": all_widths}
+    with on_hopper(order=order, **keywords) as emulation:
         y = run(x, w, ends, out_dtype=torch.float32)
     assert launched(emulation) == [MULTIPLY]
     return y
@@ -98,19 +102,20 @@ def operands_at_borders() -> tuple[torch.Tensor, NVFP4Array, list[int]]:
 
 
 @pytest.mark.parametrize("order", ORDERS if EVERY_CASE else ["random"])
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_all_shapes_give_equal_bits_at_the_borders_of_widths(cluster: int, order: str) -> None:
-    """Of all the widths that ship, and at all borders, only under EVERY_CASE."""
-    first = at_borders("few", 1, "random", EVERY_CASE)
+@pytest.mark.parametrize("ctas", [4, 1])
+def test_all_shapes_give_equal_bits_at_the_borders_of_widths(ctas: int, order: str) -> None:
+    """And all grids, which are cut otherwise. Of all the widths that ship, and at all borders, only
+    under EVERY_CASE."""
+    first = at_borders("few", 4, "random", EVERY_CASE)
     x, w, ends = operands_at_borders()
     assert_right(first, x, w, offs_of(ends))
     for shape in SHAPES:
-        assert torch.equal(at_borders(shape, cluster, order, EVERY_CASE), first), shape
+        assert torch.equal(at_borders(shape, ctas, order, EVERY_CASE), first), shape
 
 
 @each_kind
 def test_a_row_has_the_same_bits_in_groups_of_any_size(kind: str) -> None:
-    """By the configuration that is chosen for each size: all three are met."""
+    """By the configuration that is chosen for each size."""
     w, x = random_array((1, 32, 128), 7, layout="blocked"), tokens(kind, 257, 128, 8, ends=[257])
     rows: list[torch.Tensor] = []
     for m in (1, 8, 17, 64, 257):
@@ -170,19 +175,40 @@ MANY_GROUPS = {
     "more than a warp has lanes": [0, 3, 0, 0, 0, 17, 1] * 6,
     "as many as there may be": [1 if g % 97 == 0 else 0 for g in range(1023)] + [65],
     "all at the end": [0] * 40 + [5, 70],
-    "more tiles than clusters": [40, 0, 100, 9],
+    "more tiles than CTAs": [40, 0, 100, 9],
 }
 
 
-@pytest.mark.parametrize(("shape", "cluster"), [("few", 1), ("many", 2), ("some", 1)])
+@pytest.mark.parametrize(("shape", "ctas"), [("few", 6), ("many", 3), ("some", 6)])
 @pytest.mark.parametrize("name", MANY_GROUPS)
-def test_several_rounds_of_several_clusters(name: str, shape: str, cluster: int) -> None:
+def test_several_rounds_of_several_ctas(name: str, shape: str, ctas: int) -> None:
     """To and fro over steps of groups that a warp's lanes look at one chunk after the other."""
     ends = ends_of(MANY_GROUPS[name])
-    n = 160 if name == "more tiles than clusters" else 32
+    n = 160 if name == "more tiles than CTAs" else 32
     w = random_array((len(ends), n, 64), 11, layout="blocked")
     x = random_tokens(ends[-1], 64, 12, torch.half)
-    with on_hopper(num_sms=6, shape=shape, cluster=cluster, order="round_robin") as emulation:
+    with on_hopper(num_sms=ctas, shape=shape, order="round_robin") as emulation:
+        y = run(x, w, ends)
+    assert launched(emulation) == [MULTIPLY]
+    assert_right(y, x, w, offs_of(ends))
+
+
+@pytest.mark.parametrize("multiply_groups", [2, 3])
+@pytest.mark.parametrize("cut", [OneCut, OneUnit])
+@pytest.mark.parametrize("layout", ["linear", "blocked"])
+def test_blocks_that_begin_within_an_atom(
+    layout: str, cut: type[Sm90Config], multiply_groups: int
+) -> None:
+    """Of 7 units, the last of which has 32 rows: blocks of 3 span two atoms of blocked scales from
+    the first one's beginning or its middle; a unit alone is the first half of one or the second."""
+    ends, k = [3, 20], 256 if layout == "linear" else 192
+    w = random_array((2, 416, k), 23, layout=layout)
+    x = random_tokens(20, k, 24, torch.half)
+
+    def config(kind: Activations) -> Sm90Config:
+        return cut(kind, (8, 24), stages=2, multiply_groups=multiply_groups)
+
+    with on_hopper(config=config) as emulation:
         y = run(x, w, ends)
     assert launched(emulation) == [MULTIPLY]
     assert_right(y, x, w, offs_of(ends))
@@ -288,10 +314,53 @@ def test_hostile_offsets_are_clamped(entries: list[int], masked: bool) -> None:
     x = tokens(kind, 9, 64, 22, ends=[2, 4, 9], rule="torch")
     product = unchecked(x, w, entries, max_m=3 if masked else 0)
     with on_hopper() as emulation:
-        backend = nibblas.backends.registry.get("emulated")
-        problem = nibblas.ops.problem_of(
-            [product], product.form, batch_invariant=False, read_sizes=False
-        )
-        backend.run([product], backend.plan(problem))
+        run_unchecked(product)
     assert launched(emulation) == launches_for(kind)
     assert_clamped(product)
+
+
+def run_unchecked(product: Operands) -> None:
+    backend = nibblas.backends.registry.get("emulated")
+    problem = nibblas.ops.problem_of(
+        [product], product.form, batch_invariant=False, read_sizes=False
+    )
+    backend.run([product], backend.plan(problem))
+
+
+STALE = {
+    "hostile": lambda ends: [(-(2**31), 3, 2**31 - 1)[g % 3] for g in range(len(ends))],
+    "empty": lambda ends: [0] * len(ends),
+    "a row more at the end": lambda ends: [*ends[:-1], ends[-1] + 1],
+    "the same": lambda ends: ends,
+}
+"""What offs holds until the launch before has written it, of what it will hold."""
+
+LATE_CTAS = 3
+READING_WARP = Sm90Config.few("fp16").multiply_groups * GROUP_THREADS // 32 + 1
+"""Compares offs with what the producer, the warp before it, has found, when it has waited."""
+
+
+@pytest.mark.parametrize("num_groups", [6, 40])
+@pytest.mark.parametrize("stale", STALE)
+def test_offsets_that_the_launch_before_writes_last(stale: str, num_groups: int) -> None:
+    """Steps found before that launch has ended are found again, by every CTA, if they have changed;
+    offs is read by who finds them and by who compares."""
+    loaded, unchanged = loaded_late(num_groups, stale), loaded_late(num_groups, "the same")
+    assert loaded - unchanged == (stale != "the same") * LATE_CTAS * num_groups * 4
+
+
+@cache
+def loaded_late(num_groups: int, stale: str) -> int:
+    """Bytes that a launch has loaded one by one, whose outputs are right; its producers have read
+    offs before it is written."""
+    ends = ends_of([0, 9, 1, *[0] * (num_groups - 5), 30, 5])
+    rows = ends[-1]
+    w = random_array((num_groups, 160, 128), 25, layout="blocked")
+    product = unchecked(random_tokens(rows + 1, 128, 26, torch.half), w, ends)
+    assert product.offs is not None
+    order = on_hopper(shape="few", num_sms=LATE_CTAS, order="adversarial-starve", seed=READING_WARP)
+    with order as emulation, written_late(product.offs, STALE[stale](ends), but_for=1):
+        run_unchecked(product)
+    assert_right(product.out[:rows], product.x[:rows], w, offs_of(ends))
+    assert_clamped(product)
+    return emulation.reports[-1].bytes_by_path["load global"]

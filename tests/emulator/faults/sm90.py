@@ -1,9 +1,9 @@
-"""How the shipped Hopper kernels are run with faults in their text: small products of a cluster."""
+"""How the shipped Hopper kernels are run with faults in their text: small products of one CTA."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -21,7 +21,8 @@ from nibblas.formats.reference import Exact, error_bound, grouped_mm_reference, 
 from nibblas.plan.problem import Activations
 from nibblas.plan.sm90 import Sm90Config
 from tests.api.problems import offs_of, random_array
-from tests.emulator.backend.sm90 import on_hopper, tokens
+from tests.emulator.backend.sm90 import OneCut, OneUnit, on_hopper, tokens
+from tests.emulator.backend.stale import written_late
 from tests.emulator.faults import sm100
 from tests.emulator.faults.sm100 import Replacement, Schedule
 
@@ -29,29 +30,14 @@ MAX_INSTRUCTIONS = 200_000
 """An unbroken kernel needs a fifth of it."""
 
 
-class OneCut(Sm90Config):
-    """Cuts tiles and blocks in one way, whatever the sizes."""
-
-    @property
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        return ((self.max_tokens, self.multiply_groups),)
-
-
-class OneUnit(Sm90Config):
-    """The other kind of cut: a unit per CTA."""
-
-    @property
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        return ((self.max_tokens, 1),)
-
-
 @dataclass(frozen=True)
 class Variant:
-    """A product that one cluster computes, in more stages of K than its ring has.
+    """A product that one CTA computes, in more stages of K than its ring has.
 
     Attributes:
         rows: tokens of each group. layout: of the weights' scales. out: type of the outputs.
-        cluster: CTAs. cut: how the launch is cut.
+        cut: how the launch is cut. stale: what offs holds until the launches before have ended.
+        factor: of the outputs, by the keyword of grouped_mm.
     """
 
     rows: tuple[int, ...] = (34, 3)
@@ -60,21 +46,34 @@ class Variant:
     layout: str = "blocked"
     kind: str = "fp16"
     out: torch.dtype = torch.float16
-    cluster: int = 2
     cut: type[Sm90Config] = OneCut
+    stale: tuple[int, ...] = ()
+    factor: str = ""
 
     @property
     def ends(self) -> list[int]:
         return list(accumulate(self.rows))
 
+    @property
+    def factors(self) -> dict[str, torch.Tensor]:
+        """None makes outputs infinite; alpha times what the decode leaves out would."""
+        end = self.ends[-1]
+        made = {
+            "bias": torch.linspace(-1, 1, self.n),
+            "row_scale": torch.linspace(0.25, 1, end + 2),
+            "alpha": torch.full((len(self.rows),), 2.0**115),
+        }
+        return {self.factor: made[self.factor]} if self.factor else {}
+
     def config(self, activations: Activations) -> Sm90Config:
         """Few widths, which compile fast; a ring of two."""
-        return self.cut(activations, (8, 48), cluster=self.cluster, stages=2)
+        return self.cut(activations, (8, 48), stages=2)
 
 
 VARIANTS = {
     "plain": Variant(),
-    "alone": Variant(cluster=1),
+    "three tiles": Variant(rows=(130,), k=64),
+    "stale": Variant(rows=(3, 2), n=32, k=64, stale=(1, 5)),
     "unit": Variant(cut=OneUnit),
     "tiles": Variant(rows=(9, 91), n=32, k=64),
     "groups": Variant(rows=(*(0,) * 33, 3, 0, 9), n=32, k=64),
@@ -83,6 +82,9 @@ VARIANTS = {
     "linear": Variant(rows=(3,), n=96, k=256, layout="linear"),
     "bf16": Variant(rows=(3,), n=96, k=64, kind="bf16"),
     "nvfp4": Variant(rows=(3, 2), n=32, k=192, kind="nvfp4"),
+    "bias": Variant(rows=(3,), n=96, k=64, factor="bias"),
+    "row scale": Variant(rows=(3,), n=96, k=64, factor="row_scale"),
+    "huge factors": Variant(rows=(3,), n=96, k=64, factor="alpha", out=torch.bfloat16),
 }
 
 
@@ -98,7 +100,7 @@ def operands(variant: Variant) -> tuple[Any, NVFP4Array]:
 @cache
 def right(variant: Variant) -> tuple[Exact, torch.Tensor]:
     """The product in float64, and how far from it outputs may be."""
-    exact = grouped_mm_reference(*operands(variant), offs_of(variant.ends))
+    exact = grouped_mm_reference(*operands(variant), offs_of(variant.ends), **variant.factors)
     return exact, error_bound(exact, variant.out)
 
 
@@ -117,11 +119,14 @@ def complaint(variant: Variant, schedule: Schedule) -> str:
     order, seed = schedule
     emulation: dict[str, Any] = {"order": order, "seed": seed}
     with (
-        patch.object(sm90, "_ctas", lambda product, config, device: config.cluster),
+        patch.object(sm90, "_ctas", lambda product, config, device: 1),
         on_hopper(config=variant.config, max_instructions=MAX_INSTRUCTIONS, **emulation),
     ):
+        offs = offs_of(variant.ends)
+        late = written_late(offs, list(variant.stale), but_for=1) if variant.stale else nullcontext()
         try:
-            nibblas.grouped_mm(x, w, offs_of(variant.ends), out=out, backend="emulated")
+            with late:
+                nibblas.grouped_mm(x, w, offs, out=out, backend="emulated", **variant.factors)
         except EmulationError as error:
             return f"{type(error).__name__}: {error}"
     exact, bound = right(variant)

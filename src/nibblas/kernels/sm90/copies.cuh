@@ -85,8 +85,8 @@ static __device__ __forceinline__ void begin(const Params& p, Walk& walk, RingPl
     walk.begin(best.of(shared.ends));
     if (!is_hint) break;
     __syncthreads();
-    if (shared.offs_differ == 0) break;
     ptx::griddepcontrol_wait();
+    if (shared.offs_differ == 0) break;
   }
   if (walk.step().width > 0 && ptx::elect_sync()) {
     Copies(p).copy(walk.step(), 0, place.stage(), place.full());
@@ -100,9 +100,7 @@ static __device__ __forceinline__ void produce(const Params& p, Walk& walk, Ring
   const Copies copies(p);
   const bool copier = ptx::elect_sync();
   i32 k = kStageK;
-  if (copier && walk.step().width > 0) {
-    place.advance();
-  }
+  if (copier && walk.step().width > 0) place.advance();
   while (walk.step().width > 0) {
     if (copier) {
       for (; k < p.k; k += kStageK, place.advance()) {

@@ -1,14 +1,15 @@
 // NVFP4 grouped GEMM for Hopper: weights on wgmma's M side, decoded in registers; tokens on N.
 //
-//   persistent clusters of kCluster CTAs, each takes steps (walk.cuh) found from offs by itself
+//   persistent CTAs, each takes steps (walk.cuh) that its producer finds from offs by itself
 //
-//   producer warp     global --TMA--> ring of        warpgroups, a unit of 64 rows each
-//     codes, scales: the CTA's own    kStages   -->    codes, scales --decode--> registers --+
-//     tokens: half of them each,      stages           tokens, in shared memory ------------ wgmma
-//       to all CTAs of the cluster                                                              |
-//       ^                                |              fp32 sums --factors, cast--> out <------+
-//       |                                v
-//       +------------- empty[slot]: the multiplying warps of every CTA of the cluster
+//   producer warp ---- told[turn]: the next step ---> 2 or 3 warpgroups, a unit of 64 rows each
+//     codes, scales, tokens                             ^                                    |
+//       global --TMA--> ring of kStages stages          +-- finished[turn] to the producer --+
+//       ^                 |
+//       |                 +--> full[slot]   codes, scales --decode--> registers --+
+//       |                 |                 tokens, in shared memory ------------ wgmma
+//       |                 v                                                          |
+//       +------------ empty[slot]           out <--cast, factors-- fp32 sums <-------+
 //
 // Accumulation: a row's sum over K is one chain of MMAs of 16 values in the order of K, so a
 // token's result does not depend on its group's size, on other groups, or on the grid.

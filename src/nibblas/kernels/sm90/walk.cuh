@@ -1,14 +1,18 @@
-// The steps of a launch, and which cluster takes which. Walked by the producer of each CTA, which
-// tells the multiplying warps.
+// The steps of a launch, and which CTA takes which. Walked by the producer of each CTA, which tells
+// the multiplying warps.
 //
 // A step is a tile of a group's tokens with a block of its weight rows: units that follow each
-// other, one for each CTA of the cluster or one for each of their warpgroups. Tokens are cut into
-// equal tiles of at most so many, and blocks have so many units (a Cut): whichever of kCuts should
-// take the least time with the sizes that are found in offs.
+// other, one for each warpgroup or one alone. Tokens are cut into equal tiles of at most so many,
+// and blocks have so many units (a Cut): whichever of kCuts should take the least time with the
+// sizes that are found in offs.
+//
+// Until a CTA knows its first step it can do nothing else, and what its one warp does for that is a
+// chain of instructions that wait for each other: so one scan, few divisions, and all that does not
+// depend on offs before it is read.
 //
 //   steps    widest tiles first; of one width by group; of a group by kTilesTogether tiles of
 //            tokens, block of rows, tile of these
-//   round 0  cluster 0 takes step 0, cluster 1 step 1, ...
+//   round 0  CTA 0 takes step 0, CTA 1 step 1, ...
 //   round 1  the other way round, so that who had a long step gets a short one; and so on
 #pragma once
 
