@@ -331,6 +331,7 @@ STALE = {
     "hostile": lambda ends: [(-(2**31), 3, 2**31 - 1)[g % 3] for g in range(len(ends))],
     "empty": lambda ends: [0] * len(ends),
     "a row more at the end": lambda ends: [*ends[:-1], ends[-1] + 1],
+    "a row less in the second group": lambda ends: [ends[0], ends[1] - 1, *ends[2:]],
     "the same": lambda ends: ends,
 }
 """What offs holds until the launch before has written it, of what it will hold."""
