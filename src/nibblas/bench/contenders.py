@@ -26,7 +26,7 @@ from nibblas.plan.problem import Problem
 from nibblas.plan.select import Plan
 from nibblas.runtime import cpu_library
 
-DISTRIBUTION = "codes uniform over 16, block scales uniform over bytes 0x28..0x47, tokens normal"
+DISTRIBUTION = "NVFP4 values: codes uniform over 16, block scales uniform over bytes 0x28..0x47"
 RIVAL_LIMIT = 0.02
 """Largest relative error, of Frobenius norms, of a rival: it computes the same product at all."""
 
@@ -113,11 +113,8 @@ def make_data(case: BenchCase, kind: Kind, device: torch.device, seed: int = 0) 
         return NVFP4Array(codes, scales)
 
     rows = sum(case.rows)
-    x: Tensor | NVFP4Array
-    if kind == "w4a4":
-        x = array(rows, case.k)
-    else:
-        x = torch.randn(rows, case.k, device=device, generator=generator).to(dtype_of(kind))
+    tokens = array(rows, case.k)
+    x = tokens if kind == "w4a4" else decode(tokens, dtype_of(kind))
     ends = torch.tensor(case.rows).cumsum(0).to(torch.int32).to(device)
     return CaseData(case, kind, x, array(len(case.rows), case.n, case.k), ends)
 

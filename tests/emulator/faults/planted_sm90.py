@@ -147,18 +147,11 @@ FAULTS = [
         always=True,
     ),
     Fault(
-        "a step is told before it is written",
-        "shared.cuh",
-        "    shared_.steps[turn()] = step;\n    ptx::mbarrier_arrive(barrier(shared_.told));\n",
-        "    ptx::mbarrier_arrive(barrier(shared_.told));\n    shared_.steps[turn()] = step;\n",
-        shows="DataRace UninitialisedRead",
-    ),
-    Fault(
         "a step is written over while it is taken",
         "shared.cuh",
         "    wait_for_phase(barrier(shared_.finished), round() ^ 1);\n",
         "",
-        shows="DataRace BarrierError",
+        shows="DataRace BarrierError Deadlock",
         variant="tiles",
         schedule=("adversarial-delay", 0),
     ),
@@ -174,7 +167,7 @@ FAULTS = [
         "shared.cuh",
         "    if (lane_of_warp() == 0) ptx::mbarrier_arrive(barrier(shared_.finished));",
         "    if (lane_of_warp() <= 1) ptx::mbarrier_arrive(barrier(shared_.finished));",
-        shows="BarrierError DataRace Deadlock NoProgress",
+        shows="wrong BarrierError DataRace Deadlock NoProgress",
         variant="tiles",
     ),
     Fault(
@@ -185,20 +178,13 @@ FAULTS = [
         shows="Deadlock NoProgress",
     ),
     Fault(
-        "what the producer found of offs is compared before it has",
-        "copies.cuh",
-        "  ptx::barrier_sync<2 * kWarpLanes>(kEndsBarrier);\n",
-        "",
-        shows="DataRace UninitialisedRead BarrierError Deadlock UnfinishedWork",
-        schedule=("adversarial-delay", 0),
-    ),
-    Fault(
         "offs that were written late are not noticed",
         "copies.cuh",
         "    if (shared.offs_differ == 0) break;\n",
         "    break;\n",
         shows="wrong",
         variant="stale",
+        schedule=("adversarial-starve", 9),
         always=True,
     ),
     Fault(
@@ -208,6 +194,7 @@ FAULTS = [
         "",
         shows="wrong",
         variant="stale",
+        schedule=("adversarial-starve", 9),
     ),
     # Copies
     Fault(
@@ -243,7 +230,7 @@ FAULTS = [
     Fault(
         "all units have the first one's linear scales",
         "copies.cuh",
-        "k / 256 * 16, (at.first_unit + i) * kUnitRows",
+        "k / 256 * 16,\n                                     (at.first_unit + i) * kUnitRows",
         "k / 256 * 16, at.first_unit * kUnitRows",
         shows="wrong",
         variant="linear",
@@ -253,7 +240,7 @@ FAULTS = [
         "copies.cuh",
         "  i32 k = kStageK;\n",
         "  i32 k = 0;\n",
-        shows="wrong BarrierError DataRace Deadlock NoProgress",
+        shows="UnfinishedWork wrong BarrierError DataRace Deadlock NoProgress",
     ),
     # MMAs
     Fault(
@@ -476,6 +463,7 @@ FAULTS = [
         "return stage + static_cast<u32>(sizeof(Stage::tokens)) + warpgroup()",
         "return stage + warpgroup()",
         shows="DataRace wrong",
+        variant="short",
     ),
     Fault(
         "warpgroups turn sums in the same place",

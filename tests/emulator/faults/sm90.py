@@ -26,6 +26,8 @@ from tests.emulator.backend.stale import written_late
 from tests.emulator.faults import sm100
 from tests.emulator.faults.sm100 import Replacement, Schedule
 
+READER_LAST: Schedule = ("adversarial-starve", 9)
+"""For ``written_late``: who compares offs waits last, when it is written."""
 MAX_INSTRUCTIONS = 200_000
 """An unbroken kernel needs a fifth of it."""
 
@@ -55,7 +57,7 @@ class Variant:
         return list(accumulate(self.rows))
 
     @property
-    def factors(self) -> dict[str, torch.Tensor]:
+    def factors(self) -> dict[str, Any]:
         """None makes outputs infinite; alpha times what the decode leaves out would."""
         end = self.ends[-1]
         made = {
@@ -73,7 +75,7 @@ class Variant:
 VARIANTS = {
     "plain": Variant(),
     "three tiles": Variant(rows=(130,), k=64),
-    "stale": Variant(rows=(3, 2), n=32, k=64, stale=(1, 5)),
+    "stale": Variant(rows=(3, 2), n=32, k=64, stale=(3, 4)),
     "unit": Variant(cut=OneUnit),
     "tiles": Variant(rows=(9, 91), n=32, k=64),
     "groups": Variant(rows=(*(0,) * 33, 3, 0, 9), n=32, k=64),
@@ -123,7 +125,9 @@ def complaint(variant: Variant, schedule: Schedule) -> str:
         on_hopper(config=variant.config, max_instructions=MAX_INSTRUCTIONS, **emulation),
     ):
         offs = offs_of(variant.ends)
-        late = written_late(offs, list(variant.stale), but_for=1) if variant.stale else nullcontext()
+        late = (
+            written_late(offs, list(variant.stale), but_for=1) if variant.stale else nullcontext()
+        )
         try:
             with late:
                 nibblas.grouped_mm(x, w, offs, out=out, backend="emulated", **variant.factors)

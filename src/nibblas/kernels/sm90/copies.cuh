@@ -42,8 +42,8 @@ class Copies {
 #pragma unroll
       for (i32 i = 0; i < kMultiplyGroups; ++i) {
         if (i >= at.units) break;
-        ptx::cp_async_bulk_tensor_3d(scales + i * kLinearScalesBytes, p_.w_scales_map,
-                                     k / 256 * 16, (at.first_unit + i) * kUnitRows, at.group, full,
+        ptx::cp_async_bulk_tensor_3d(scales + i * kLinearScalesBytes, p_.w_scales_map, k / 256 * 16,
+                                     (at.first_unit + i) * kUnitRows, at.group, full,
                                      ptx::kEvictFirst);
       }
     }

@@ -2,9 +2,9 @@
 // y *= row_scale; y += bias; out = cast(y).
 //
 // A lane's sums are two columns of the output for every fourth pair of tokens. 16-bit outputs are
-// turned round in shared memory, 16 tokens x 64 columns of a warpgroup at a time, where its codes of
-// the last stage were: then a lane has 8 columns of a token, and a warp stores whole lines of 128
-// bytes, while the next 16 tokens are turned.
+// turned round in shared memory, 16 tokens x 64 columns of a warpgroup at a time, where its codes
+// of the last stage were: then a lane has 8 columns of a token, and a warp stores whole lines of
+// 128 bytes, while the next 16 tokens are turned.
 #pragma once
 
 #include "../common/elements.cuh"
@@ -76,8 +76,8 @@ class Output {
 
   static __device__ __forceinline__ i32 lane() { return threadIdx.x % kWarpLanes; }
 
-  // Where there is neither a row scale nor a bias, kSumScale goes into the columns' scales: the same
-  // product, unless that is too large. Whether it has, for all of the warp.
+  // Where there is neither a row scale nor a bias, kSumScale goes into the columns' scales: the
+  // same product, unless that is too large. Whether it has, for all of the warp.
   __device__ __forceinline__ bool fold(Columns& columns) const {
     const float low = columns.low.scale * kSumScale, high = columns.high.scale * kSumScale;
     const bool folds = p_.row_scale == nullptr && p_.bias == nullptr && fabsf(low) < kInfinity &&
@@ -111,8 +111,8 @@ class Output {
             {finished(of[2], columns.high, scales[0]), finished(of[3], columns.high, scales[1])}};
   }
 
-  // Where the warpgroup's own codes were: nobody else reads or writes there before all have released
-  // the stage.
+  // Where the warpgroup's own codes were: nobody else reads or writes there before all have
+  // released the stage.
   static __device__ __forceinline__ u32 room_of_group(u32 stage) {
     static_assert(2 * kTurnedTokens * kTokenBytes <= kCodesBytes, "of the unit's rows");
     return stage + static_cast<u32>(sizeof(Stage::tokens)) + warpgroup() * kCodesBytes;
@@ -121,8 +121,8 @@ class Output {
   template <i32 kTokens, bool kFolded>
   __device__ __forceinline__ void write_turned(const Sums<kTokens>& sums, const Columns& columns,
                                                u32 room, i64 row_bytes) const {
-    // Lane 8m + i says where 8 columns go of token i of matrix m: m = 0 and 1 are tokens 0 to 7, the
-    // lower and the upper columns; 2 and 3 tokens 8 to 15.
+    // Lane 8m + i says where 8 columns go of token i of matrix m: m = 0 and 1 are tokens 0 to 7,
+    // the lower and the upper columns; 2 and 3 tokens 8 to 15.
     const i32 matrix = lane() / 8;
     const u32 from_warp =
         room + turned_place(matrix / 2 * 8 + lane() % 8, 2 * warp_of_group() + matrix % 2);
@@ -196,8 +196,8 @@ class Output {
 
   const Params& p_;
   const Step& at_;
-  i32 column_;  // of the lane's upper row
-  ScaleFactors low_{};  // of the lane's rows of the MMA
+  i32 column_;           // of the lane's upper row
+  ScaleFactors low_{};   // of the lane's rows of the MMA
   ScaleFactors high_{};  // where columns differ; not a copy of low_, which would wait for it
 };
 

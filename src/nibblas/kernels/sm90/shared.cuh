@@ -35,9 +35,9 @@ constexpr i32 kGroupWarps = 4;
 constexpr i32 kGroupThreads = kGroupWarps * kWarpLanes;
 constexpr i32 kMultiplyGroups = Config::kMultiplyGroups;  // warpgroups, a unit each
 constexpr i32 kMultiplyWarps = kMultiplyGroups * kGroupWarps;
-constexpr i32 kProducerWarp = kMultiplyWarps;  // of a warpgroup whose others are idle
-constexpr i32 kTurns = 2;                        // steps that are known ahead
-constexpr i32 kReaderWarp = kProducerWarp + 1;   // of offs
+constexpr i32 kProducerWarp = kMultiplyWarps;   // of a warpgroup whose others are idle
+constexpr i32 kTurns = 2;                       // steps that are known ahead
+constexpr i32 kReaderWarp = kProducerWarp + 1;  // of offs
 constexpr i32 kAllWarps = kMultiplyWarps + kGroupWarps;
 
 constexpr i32 kTokenRowBytes = 128;
@@ -110,9 +110,7 @@ class RingPlace {
 
   __device__ void wait_until_full() const { wait_for_phase(full(), round_); }
   // The first round finds every slot empty: the phase before a barrier's first counts as complete.
-  __device__ void wait_until_empty() const {
-    wait_for_phase(full() + kEmptyAfterFull, round_ ^ 1);
-  }
+  __device__ void wait_until_empty() const { wait_for_phase(full() + kEmptyAfterFull, round_ ^ 1); }
 
   // The warp has read the stage before, where `condition` holds. Without a branch, which would end
   // ptxas's pipeline of wgmma.

@@ -67,8 +67,8 @@ static __device__ __forceinline__ i32 blocks_of(const Params& p, const Cut& cut)
   return cut.units == 1 ? units : ceil_div_i32(units, kMultiplyGroups);
 }
 
-// Calls use(group, end) for every group: the row where it ends, clamped into [0, rows] and monotone,
-// or how many rows of it are in use when masked. By one warp, a group each lane.
+// Calls use(group, end) for every group: the row where it ends, clamped into [0, rows] and
+// monotone, or how many rows of it are in use when masked. By one warp, a group each lane.
 template <class Use>
 static __device__ __forceinline__ void read_offs(const Params& p, const Use& use) {
   const i32 lane = lane_of_warp(), groups = static_cast<i32>(p.groups);
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void read_offs(const Params& p, const Use& use
 // A group's tokens as tiles.
 struct Tiles {
   i32 first_row;
-  i32 rows;    // of all
+  i32 rows;  // of all
   i32 count;
   i32 tokens;  // of each but the last
   i32 width;   // which of kWidths

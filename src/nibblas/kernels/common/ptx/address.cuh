@@ -13,8 +13,6 @@ static __device__ __forceinline__ u32 shared_address(const void* generic) {
 }
 
 // Makes the compiler hold the value in a register, rather than work it out again where it is used.
-static __device__ __forceinline__ void keep(u32& value) {
-  asm volatile("" : "+r"(value));
-}
+static __device__ __forceinline__ void keep(u32& value) { asm volatile("" : "+r"(value)); }
 
 }  // namespace nibblas::ptx
