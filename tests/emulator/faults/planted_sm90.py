@@ -476,8 +476,8 @@ FAULTS = [
     Fault(
         "turned sums are read before all warps have written",
         "epilogue.cuh",
-        "      ptx::barrier_sync<kGroupThreads>(1 + warpgroup());\n",
-        "",
+        "matrices);\n      ptx::barrier_sync<kGroupThreads>(1 + warpgroup());\n",
+        "matrices);\n",
         shows="DataRace wrong UninitialisedRead",
         schedule=("random", 0),
         always=True,

@@ -132,7 +132,8 @@ class Output {
     const i32 first_column = column_ - (16 * warp_of_group() + lane() / 4) + 8 * eighth;
     const i32 stored = first_column < p_.n ? at_.tokens - token : 0;
     u8* to = static_cast<u8*>(p_.out) + (at_.token_row + token) * row_bytes + first_column * 2;
-    u32 turned[4];  // 8 columns of a token of the 16 before
+    ptx::barrier_sync<kGroupThreads>(1 + warpgroup());  // all warps have read their codes
+    u32 turned[4];                                      // 8 columns of a token of the 16 before
 #pragma unroll
     for (i32 first = 0; first < kTokens; first += kTurnedTokens) {
       if (first >= at_.tokens) break;
