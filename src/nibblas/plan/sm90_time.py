@@ -23,7 +23,7 @@ from nibblas.plan.sm90 import (
 
 CLOCK_HZ = 1.7e9
 """Of the multiprocessors while the tensor cores are busy."""
-START_CYCLES = 4500
+START_CYCLES = 7000
 """Until a CTA's first data: offs read, the launch cut, the first copies."""
 LAUNCH_S = 1.5e-6
 """Between launches of a graph."""
