@@ -17,26 +17,28 @@ class Marks {
             (blockIdx.x * 4 + threadIdx.x / 128) * (2048ull * 8)),
         writes_(threadIdx.x % 128 == 0) {}
 
-  // Without a branch, which would end ptxas's pipeline of wgmma.
   __device__ __forceinline__ void mark(u32 tag) {
-    asm volatile(
-        "{ .reg .pred p; .reg .u32 c; mov.u32 c, %%clock; setp.ne.u32 p, %2, 0; "
-        "@p st.global.v2.u32 [%0], {%1, c}; }" ::"l"(at_),
-        "r"(tag), "r"(writes_)
-        : "memory");
-    at_ += 8;
+    u32 clock;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(clock)::"memory");
+    record(tag, clock);
   }
 
   __device__ __forceinline__ void timer(u32 tag) {
+    u32 nanoseconds;
+    asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(nanoseconds)::"memory");
+    record(tag, nanoseconds);
+  }
+
+ private:
+  // Without a branch, which would end ptxas's pipeline of wgmma.
+  __device__ __forceinline__ void record(u32 tag, u32 value) {
     asm volatile(
-        "{ .reg .pred p; .reg .u32 c; mov.u32 c, %%globaltimer_lo; setp.ne.u32 p, %2, 0; "
-        "@p st.global.v2.u32 [%0], {%1, c}; }" ::"l"(at_),
-        "r"(tag), "r"(writes_)
+        "{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.u32 [%0], {%1, %2}; }" ::"l"(at_),
+        "r"(tag), "r"(value), "r"(writes_)
         : "memory");
     at_ += 8;
   }
 
- private:
   u64 at_;
   u32 writes_;
 };
